@@ -1,14 +1,11 @@
 """Tree reporter over a daemon that is a list of reports: what it sends, in which order, and what follows a failure."""
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import DaemonUnreachable, InvalidArgument, Refused
 from kvpool.protocol.records import engine_chunks as ec
@@ -17,7 +14,7 @@ from kvpool_client.blocks import tree_reporter
 from kvpool_client.blocks.tree.prefix_tree import Node, PrefixTree
 from kvpool_client.blocks.tree.scope import Scope
 from kvpool_client.blocks.tree_reporter import TreeReporter
-from kvpool_client.connection.engine_reports import EngineReports, ReportedChunk
+from kvpool_client.connection.engine_reports import ReportedChunk
 from tests.rigs.daemon import wait_until
 
 SIZE, CHUNK_BLOCKS = 4, 2
@@ -267,16 +264,6 @@ def test_a_reporter_that_is_closed_has_the_daemon_drop_what_it_reported(desk: De
     assert desk.listeners == []
     tree.grow(1, 2, 3, 4)
     assert desk.reports[-1] == (0, 0, True)
-
-
-def test_towards_a_daemon_that_is_too_old_there_is_no_session() -> None:
-    link = SimpleNamespace(sources=itertools.count(3), session=None)
-    layout = kv.Layout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=16)
-    reports = EngineReports(cast(Any, link), layout, b"", lambda _salt, _adapter: (ROOT,))
-    assert reports.session is None
-    for protocol, is_served in ((4, False), (5, True)):
-        link.session = SimpleNamespace(welcome=SimpleNamespace(protocol=protocol))
-        assert (reports.session is not None) == is_served
 
 
 def test_chunks_that_no_report_holds_are_not_reported(desk: Desk, tree: Tree) -> None:

@@ -1,7 +1,6 @@
 """The blocking connection against an unusual peer."""
 
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -33,28 +32,3 @@ def test_a_refusal_before_the_hello_was_read_keeps_its_reason(
         monkeypatch.setattr(m, "encode", refuse_then_encode)
         with pytest.raises(expected):
             blocking.BlockingConnection.admin(path, 5.0)
-
-
-def test_what_an_older_daemon_cannot_do_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    path = str(tmp_path / "socket")
-    welcome = m.Welcome(bytes(16), "0.0.9", b"", 0, 0, 1.0, 1.0, "always", False, 0, protocol=3)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(path)
-        listener.listen()
-
-        def greet() -> None:
-            with listener.accept()[0] as accepted:
-                accepted.recv(4096)
-                accepted.sendall(m.encode(welcome, 0))
-                accepted.recv(4096)  # until the client ends
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        with (
-            blocking.BlockingConnection.admin(path, 5.0) as connection,
-            pytest.raises(
-                Refused, match=r"^version: the daemon is kvpoold 0\.0\.9, which cannot do this yet: update it$"
-            ),
-        ):
-            connection.peers()
-        thread.join()

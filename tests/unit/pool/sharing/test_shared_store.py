@@ -128,7 +128,7 @@ def test_what_one_pool_publishes_another_finds(shared: SharedDirectory) -> None:
 def test_the_store_is_not_asked_for_what_follows_a_chunk_that_it_lacks(shared: SharedDirectory) -> None:
     async def act() -> None:
         await publish(shared, KEYS[:5])
-        async with Node(shared, "store.publish=off", "store.remember=60s") as second:
+        async with Node(shared, "store.publish=off", "store.miss_ttl=60s") as second:
             assert await second.seek(KEYS[:8]) == 5
             assert await second.seek(KEYS) == 5
             assert second.counted("questions") == 1
