@@ -131,7 +131,7 @@ def test_the_store_is_not_asked_for_what_follows_a_chunk_that_it_lacks(shared: S
         async with Node(shared, "store.publish=off", "store.miss_ttl=60s") as second:
             assert await second.seek(KEYS[:8]) == 5
             assert await second.seek(KEYS) == 5
-            assert second.counted("questions") == 1
+            assert second.counted("queries") == 1
 
     run(act())
 
