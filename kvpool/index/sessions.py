@@ -79,16 +79,21 @@ class EngineSession:
     @property
     def own(self) -> Namespace:
         """The namespace that loads and saves go to. A scheduler has none."""
-        if self.layout.rank is None:
-            raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
+        rank = self.check_rank()
         self.check_plain()
-        return self.namespaces[self.layout.rank]
+        return self.namespaces[rank]
 
     def of_group(self, index: int) -> "EngineSession":
         """The session of one group; without groups there is one. Raises ProtocolError."""
         if not 0 <= index < len(self.parts):
             raise ProtocolError(f"group is {index}, this connection's layout has {len(self.groups) or 'none'}")
         return self.parts[index]
+
+    def check_rank(self) -> int:
+        """The session's rank. Raises Refused for a scheduler's."""
+        if self.layout.rank is None:
+            raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
+        return self.layout.rank
 
     def check_plain(self) -> None:
         """Raises Refused where the layout has groups: a request without a group names no chunks of theirs."""

@@ -44,10 +44,18 @@ class CommitPart(NamedTuple):
         return CommitPart(self.run, end - first, self.columns.part(first, end, chunks=self.chunks))
 
 
+def check_whole(columns: CommitColumns) -> None:
+    """Raises ProtocolError for columns that are of no reservation whatever."""
+    check_tokens(b"", columns.scope, count=0, chunk_tokens=1)
+    if not columns.checksums or len(columns.checksums) % CHECKSUM_BYTES:
+        raise ProtocolError(
+            f"checksums have {len(columns.checksums)} bytes, expected {CHECKSUM_BYTES} for each extent of a chunk or more"
+        )
+
+
 def divide(columns: CommitColumns, runs: Sequence[ReservedRun]) -> list[CommitPart]:
     """The next chunks of a reservation that these columns are about, run by run. `columns`: of tokens those of runs that have
     any. Raises ProtocolError for columns that do not fit."""
-    check_tokens(b"", columns.scope, count=0, chunk_tokens=1)
     found: list[CommitPart] = []
     sums, tokens = columns.checksums, columns.tokens
     for run in runs:

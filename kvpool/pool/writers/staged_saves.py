@@ -87,7 +87,7 @@ class StagedSaves:
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
         extents, now_ns = Extents(chunks, numbers), self._clock.now_ns()
-        begun = self._writers.begin_copy(session, request.reservation, request.run, extents, now_ns)
+        begun = self._writers.begin_copy(session, request.reservation, request.run, extents, now_ns=now_ns)
         if begun is None:
             return m.Done()
         reservation, run, slots = begun

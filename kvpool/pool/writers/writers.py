@@ -22,7 +22,7 @@ from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart, divide
+from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart, check_whole, divide
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE, EndingReservations
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
 from kvpool.pool.writers.joint_saves import JointSaves
@@ -204,6 +204,8 @@ class Writers:
     def divide_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> list[CommitPart]:
         """The next chunks that a commit is about, run by run; none where the reservation has ended. Raises ProtocolError for
         columns that do not fit what is reserved."""
+        session.check_rank()
+        check_whole(columns)
         reservation = self._reservations.find(SaveId(reservation_id), session.connection)
         return [] if reservation is None else divide(columns, reservation.runs)
 
@@ -243,7 +245,7 @@ class Writers:
         return None if reservation is None else _run_of(reservation, run).layout
 
     def begin_copy(
-        self, session: EngineSession, reservation_id: int, number: int, extents: Extents, now_ns: int
+        self, session: EngineSession, reservation_id: int, number: int, extents: Extents, *, now_ns: int
     ) -> tuple[Reservation, ReservedRun, tuple[int, ...]] | None:
         """Arena offsets at which the daemon may write these extents of reserved chunks of a run; None where the reservation has
         ended.

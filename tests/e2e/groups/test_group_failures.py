@@ -18,14 +18,13 @@ from tests.rigs.payload import tokens_of
 HALF_SAVED = """
 import sys
 import kvpool_client as kv
-from kvpool_client.save import publish_each
 from tests.rigs.groups.hybrid import CHUNK, HYBRID, begin_store
 from tests.rigs.payload import tokens_of
 
 pool = kv.connect(sys.argv[1], model="test-model", layout=HYBRID, timeout_s=20.0)
 for group in range(3):
-    save = begin_store(pool, pool.keys(tokens_of(group, 6 * CHUNK + 1)))
-    assert [result.stored for result in publish_each(save._saves[group])]
+    save = begin_store(pool, pool.keys(tokens_of(group, 6 * CHUNK + 1)), group=group)
+    assert save.commit().groups[group].stored
 print("half")
 sys.stdin.read()
 """

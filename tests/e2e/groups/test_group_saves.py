@@ -202,7 +202,7 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
         for layer, array in enumerate(memory[STATE]):
             array[5] = rows[STATE][0].reshape(state.layers, -1)[layer]
         with pool.groups.save(keys, caches, tables) as save:
-            save.layer(cast(int, np.int64(WINDOW)), cast(int, np.int64(3)))
+            save.layer(cast(int, np.int64(3)), cast(int, np.int64(WINDOW)))
             save.layer(1, FULL)
             save.layer(0, STATE)
             with pytest.raises(kv.InvalidArgument, match="group is 3"):

@@ -199,8 +199,8 @@ def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
         with there.save(keys, from_=payload_of(keys, SMALL)) as save:
             for layer in range(SMALL.layers):
                 save.layer(layer)
-                assert save._run is not None
-                assert save._run.wait(20.0 * PATIENCE)
+                assert save._copying
+                assert save._copying[0][1].wait(20.0 * PATIENCE)
             announced(pool, keys)
             with pool.acquire(pool.lookup(keys)) as lease:
                 into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)

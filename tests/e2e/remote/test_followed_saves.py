@@ -19,7 +19,7 @@ def announce_all_but_the_last(save: kv.Save) -> None:
     """Announce the layers one by one, each when the one before is copied."""
     for layer in range(SMALL.layers):
         save.layer(layer)
-        run = save._run
+        run = save._copying[0][1]
         assert run is not None
         assert run.wait(60.0)
     assert not save.done()

@@ -191,8 +191,8 @@ def test_the_kv_is_whole_on_another_node_only_after_the_commit(tmp_path: Path) -
         with there.save(keys, from_=payload_of(keys)) as save:
             for layer in range(LAYOUT.layers):
                 save.layer(layer)
-                assert save._run is not None
-                assert layer == LAYOUT.layers - 1 or save._run.wait(60.0)
+                assert save._copying
+                assert layer == LAYOUT.layers - 1 or save._copying[0][1].wait(60.0)
             wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the save has been reported")
             with pool.acquire(pool.lookup(keys)) as lease:
                 load = pool.load(lease, into=np.zeros((CHUNKS, LAYOUT.chunk_bytes), np.uint8))

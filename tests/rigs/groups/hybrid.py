@@ -36,10 +36,18 @@ def payloads(keys: kv.KeyChain, layout: kv.Layout, chosen: Sequence[Sequence[int
 
 
 def begin_store(
-    pool: kv.Pool, keys: kv.KeyChain, boundaries: Sequence[int] | None = None, *, chunks: int | None = None
+    pool: kv.Pool,
+    keys: kv.KeyChain,
+    boundaries: Sequence[int] | None = None,
+    *,
+    chunks: int | None = None,
+    group: int | None = None,
 ) -> kv.Save:
-    """A save of the first chunks, with windows and states at these boundaries."""
+    """A save of the first chunks, with windows and states at these boundaries. `group`: of that one alone."""
     named = pool.groups.chunks_to_save(keys, 0, chunks, boundaries)
+    if group is not None:
+        named = tuple(of_group if number == group else () for number, of_group in enumerate(named))
+        return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), chosen=named)
     return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), boundaries=boundaries, chunks=chunks)
 
 

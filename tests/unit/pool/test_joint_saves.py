@@ -326,7 +326,7 @@ def test_a_part_of_a_chain_that_was_dropped_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [(0, 3, 0, 8), (-1, 1, 0, 8), (0, 2, 7, 2), (0, 0, 0, 1), (0, 1, 0, 0), (1 << 40, 1, 0, 1)]
+    "part", [(0, 3, 0, 8), (2, 1, 0, 8), (0, 2, 7, 2), (0, 0, 0, 1), (0, 1, 0, 0), ((1 << 32) - 1, 1, 0, 1)]
 )
 def test_a_share_that_chunks_do_not_have_is_refused(part: tuple[int, int, int, int]) -> None:
     def check(pool: JointPool) -> None:
@@ -350,7 +350,7 @@ def test_a_commit_has_a_checksum_for_each_reserved_extent() -> None:
         whole = bytes(4 * LAYOUT.extents)
         for foreign in (save.answer.reservation, save.answer.reservation + 1, 1 << 62):
             states = served(commits(two, m.Commit(foreign, whole, b""))).states
-            assert list(states) == [EXPIRED]
+            assert not states, "it has ended, or is another's"
         served(pool.pool.chains.end_reservation(two, save.answer.reservation))
         assert pool.pool.chains.land_saved(one, one_way.LandSaved(save.answer.reservation, 0, bytes(8))) == m.Done()
         assert pool.commit(save) == [PART] * 2
