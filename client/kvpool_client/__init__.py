@@ -19,11 +19,11 @@ from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupHit
 from kvpool_client.hints.envelope import HintReport
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool, connect
-from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
-from kvpool_client.save import Save
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
+from kvpool_client.verbs.save import Save
 
 __all__ = [
     "BEGINNING",

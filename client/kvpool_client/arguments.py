@@ -17,8 +17,8 @@ from kvpool.protocol.records import messages as m
 from kvpool.socket_path import fault_of_path
 from kvpool_client.copying.cache import Cache
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.results import Hit
 
 COPY_THREADS_MAX = 64
 MODEL_BYTES_MAX = 512

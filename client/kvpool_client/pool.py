@@ -34,8 +34,6 @@ from kvpool_client.arguments import (
 )
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
-from kvpool_client.connection.finder import Finder
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.lookups import check_owner
 from kvpool_client.connection.promise_line import PromiseLine
@@ -44,7 +42,6 @@ from kvpool_client.connection.session import SessionPlan
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
 from kvpool_client.copying.leased_memory import LeasedMemory
-from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
 from kvpool_client.grouped.leases import GroupLeaseFetcher
 from kvpool_client.grouped.lookups import GroupFinder
@@ -52,13 +49,16 @@ from kvpool_client.grouped.verbs import GroupVerbs
 from kvpool_client.hints.envelope import HintReport, parse_hints
 from kvpool_client.hints.hint_client import HintClient
 from kvpool_client.key_chain import Extra, KeyChain, Namespace
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
-from kvpool_client.results import AnnounceResult, Hit, RetainResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.save import Save
-from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.load_starter import LoadStarter
+from kvpool_client.verbs.results import AnnounceResult, Hit, RetainResult
+from kvpool_client.verbs.save import Save
+from kvpool_client.verbs.save_starter import RunPlan, SavePlan, SaveStarter
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ class Pool:
         """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away.
 
         `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
-        daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
+        daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`verbs/finder.py`).
         `is_counted`: whether hit rates have it; not where an engine looks up again what it is about to acquire. Raises
         InvalidArgument, also for keys of another model or layout.
         """

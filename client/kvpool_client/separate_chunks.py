@@ -14,18 +14,18 @@ from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_hit, check_keys, check_lease
-from kvpool_client.connection.finder import Finder
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
-from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease, LeaseHold
-from kvpool_client.load import Load
-from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.save import Save, publish_each
-from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease import Lease, LeaseHold
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.load_starter import LoadStarter
+from kvpool_client.verbs.results import Hit, SaveResult
+from kvpool_client.verbs.save import Save, publish_each
+from kvpool_client.verbs.save_starter import RunPlan, SavePlan, SaveStarter
 
 
 class JoinedHold(LeaseHold):

@@ -16,7 +16,7 @@ from kvpool.protocol.records import peers as pm
 from kvpool.types import PEER
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 
 _NO_TIERS = np.empty(0, np.uint8)
 

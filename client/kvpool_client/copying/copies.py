@@ -42,9 +42,9 @@ from kvpool_client.copying.summarized_save import (
     begin_summaries,
 )
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import LeaseHold
-from kvpool_client.load import LoadRun
-from kvpool_client.save import SaveRun
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.load import LoadRun
+from kvpool_client.verbs.save import SaveRun
 
 log = logging.getLogger(__name__)
 

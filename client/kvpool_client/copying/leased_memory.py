@@ -24,9 +24,9 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import as_index
 from kvpool_client.connection.link import Link
-from kvpool_client.lease import LeaseHold
-from kvpool_client.load import Load
-from kvpool_client.results import LoadResult
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import LoadResult
 
 Addresses = npt.NDArray[np.uint64]
 # In the number of layers that have landed: no more of the chunk come.

@@ -12,15 +12,15 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher, check_levels
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import Lease, LeaseHold
-from kvpool_client.load import Load
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease import Lease, LeaseHold
+from kvpool_client.verbs.lease_fetcher import NO_LEASE, LeaseFetcher, check_levels
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import Hit
 
 _WORD_BYTES = 8
 

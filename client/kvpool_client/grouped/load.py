@@ -7,8 +7,8 @@ from types import TracebackType
 from kvpool.clock import Deadline
 from kvpool_client.arguments import as_index
 from kvpool_client.grouped.leases import GroupLease
-from kvpool_client.load import Load
-from kvpool_client.results import LoadResult
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import LoadResult
 
 
 class GroupLoad:

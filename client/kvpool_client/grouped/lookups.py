@@ -5,7 +5,7 @@ The search begins at the end of the shortest full run, and has each window and s
 until none does: the greatest end that suits all, because each answer is the greatest one below.
 
 Chunks that other nodes are known to have count, and are fetched with a lease. Nothing is sent, unless there is a shared store
-to ask for more (`connection/store_search.py`). A hit is never longer than one lease holds. Any thread.
+to ask for more (`verbs/store_search.py`). A hit is never longer than one lease holds. Any thread.
 """
 
 import logging
@@ -22,10 +22,10 @@ from kvpool.types import DRAM, PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
-from kvpool_client.connection.store_search import ELSEWHERE_MAX, StoreSearch, can_search
-from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
+from kvpool_client.verbs.results import Hit
+from kvpool_client.verbs.store_search import ELSEWHERE_MAX, StoreSearch, can_search
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
-from kvpool_client.copying.load_starter import LoadStarter
-from kvpool_client.grouped.chosen_chunks import checked_chunks, chunks_to_save
-from kvpool_client.grouped.lease_bound import chunks_held
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupFinder, GroupHit
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease
-from kvpool_client.results import LoadResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.save import Save
-from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
+from kvpool_client.verbs.chosen_chunks import checked_chunks, chunks_to_save
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.lease_bound import chunks_held
+from kvpool_client.verbs.load_starter import LoadStarter
+from kvpool_client.verbs.results import LoadResult
+from kvpool_client.verbs.save import Save
+from kvpool_client.verbs.save_starter import RunPlan, SavePlan, SaveStarter
 
 
 class GroupVerbs:

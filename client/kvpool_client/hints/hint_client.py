@@ -28,8 +28,8 @@ from kvpool_client.hints.envelope import (
     Outcome,
 )
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import AnnounceResult, RetainResult
 from kvpool_client.retention import RetentionColumns, plan_retention
+from kvpool_client.verbs.results import AnnounceResult, RetainResult
 
 _AWAY = "the daemon is away"
 _LATE = "the daemon did not answer in time"

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from kvpool.errors import KVPoolError
 from kvpool_client.copying.leased_memory import LeasedMemory
-from kvpool_client.lease import Lease
 from kvpool_client.pool import Pool
-from kvpool_client.save import Save
 from kvpool_client.sparse.key_source import KeySource
 from kvpool_client.sparse.pages import Page
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.save import Save
 
 GOOD_STATES = ("stored", "present")
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import as_index
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 
 T = TypeVar("T")
 

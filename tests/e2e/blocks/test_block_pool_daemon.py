@@ -11,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import LayoutMismatch
 from kvpool_client.connection.session import Session
-from kvpool_client.save import Save
+from kvpool_client.verbs.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 

@@ -18,8 +18,8 @@ from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
 from kvpool_client.connection.counters import Counters
-from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
     CHUNK,
@@ -385,7 +385,7 @@ def test_a_scheduler_warns_where_leases_end_hits(caplog: pytest.LogCaptureFixtur
 def test_the_boundary_of_the_longest_lease_is_saved(grouped: Grouped, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = replace(windowed(8192, 16, 2), rank=0)
     for holds, windows in ((HOLDS_MAX, range(1100 - 512, 1100)), (1024, (*range(511), *range(1100 - 512, 1100)))):
-        monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", holds)
+        monkeypatch.setattr("kvpool_client.verbs.lease_bound.HOLDS_MAX", holds)
         with grouped.connect(layout) as worker:
             keys = worker.keys(tokens_of(1, 1100 * 16 + 1))
             assert worker.groups.chunks_to_save(keys)[1] == tuple(windows)

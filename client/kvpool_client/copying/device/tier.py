@@ -19,7 +19,7 @@ from kvpool.protocol.records import device as dm
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.device.sources import DeviceCopies
-from kvpool_client.lease import LeaseHold
+from kvpool_client.verbs.lease import LeaseHold
 
 OPEN_RETRY_S = 30.0
 

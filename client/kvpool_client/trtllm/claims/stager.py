@@ -23,16 +23,16 @@ from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupHit
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
 from kvpool_client.trtllm.claims.claim import Claim
 from kvpool_client.trtllm.claims.question import Question
 from kvpool_client.trtllm.claims.slots import Slots
 from kvpool_client.trtllm.claims.staging import staged_layers
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.settings import Settings
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import Hit
 
 # How many ends one lookup tries to stage, where a chunk was evicted in between or is wrong.
 ENDS_TRIED_MAX = 3

@@ -16,11 +16,11 @@ from typing import Any
 
 from kvpool_client.copying.device.blocks import Event
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES
-from kvpool_client.save import Save
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.plan import ByGroup, SaveOrder
 from kvpool_client.trtllm.saves.save_source import SaveSource
 from kvpool_client.trtllm.saves.window_memory import WindowMemory
+from kvpool_client.verbs.save import Save
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kvpool.clock import Clock, Deadline
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.requests import Tracked

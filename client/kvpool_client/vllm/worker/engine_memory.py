@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder
 from kvpool_client.vllm.surface import Tensor

@@ -13,8 +13,8 @@ from contextlib import contextmanager, nullcontext
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.engine_memory import EngineMemory

@@ -5,8 +5,8 @@ outcome. One thread at a time.
 """
 
 from kvpool.clock import Clock
-from kvpool_client.results import SaveResult
-from kvpool_client.save import Save
+from kvpool_client.verbs.results import SaveResult
+from kvpool_client.verbs.save import Save
 from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.identity.parts import Part
 from kvpool_client.vllm.plan import SaveOrder

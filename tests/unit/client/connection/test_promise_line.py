@@ -16,9 +16,9 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.promise_line import NOTHING, PromiseLine
 from kvpool_client.key_chain import Namespace
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.payload import tokens_of
 

@@ -24,8 +24,8 @@ from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import Lease, LeaseHold
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease import Lease, LeaseHold
+from kvpool_client.verbs.results import Hit
 
 TICKET_BYTES_MAX = 256
 NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")

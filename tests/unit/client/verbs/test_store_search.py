@@ -15,11 +15,11 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import NO_LEASE
-from kvpool_client.connection.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from kvpool_client.grouped.leases import GroupLeaseFetcher
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import KeyChain, Namespace
+from kvpool_client.verbs.lease_fetcher import NO_LEASE
+from kvpool_client.verbs.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from tests.model.groups.test_group_lookup_model import Index
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 

@@ -23,10 +23,10 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks, ReservedSlots
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.pending import PendingChunks
-from kvpool_client.results import save_state_of
 from kvpool_client.retention import RetentionColumns
-from kvpool_client.save import ReservedSave, Save, SavedRun
+from kvpool_client.verbs.pending import PendingChunks
+from kvpool_client.verbs.results import save_state_of
+from kvpool_client.verbs.save import ReservedSave, Save, SavedRun
 
 _KEEP = bytes([KEEP_PRIORITY])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import kvpool_client as kv
 from kvpool.types import LoadReason
-from kvpool_client.load import Load
+from kvpool_client.verbs.load import Load
 from tests.rigs.daemon import wait_until
 
 

@@ -15,9 +15,9 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks
-from kvpool_client.lease import LeaseHold
-from kvpool_client.load import Load, LoadRun
-from kvpool_client.results import LoadResult
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.load import Load, LoadRun
+from kvpool_client.verbs.results import LoadResult
 
 
 class LoadStarter:

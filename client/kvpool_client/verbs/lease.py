@@ -27,7 +27,7 @@ from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace
 
 if TYPE_CHECKING:
-    from kvpool_client.load import Load
+    from kvpool_client.verbs.load import Load
 
 
 class Lease:

@@ -13,9 +13,9 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.lookups import look_up, look_up_each, most_chunks
 from kvpool_client.connection.session import Session
-from kvpool_client.connection.store_search import StoreSearch, can_search
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
+from kvpool_client.verbs.store_search import StoreSearch, can_search
 
 
 class Finder:

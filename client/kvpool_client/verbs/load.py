@@ -20,8 +20,8 @@ from kvpool.clock import Deadline
 from kvpool.types import LoadReason
 from kvpool_client.arguments import as_index
 from kvpool_client.connection.stall import Stall
-from kvpool_client.lease import LeaseHold
-from kvpool_client.results import LoadResult
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.results import LoadResult
 
 
 class LoadRun(Protocol):
