@@ -52,8 +52,9 @@ class LeasedMemory:
         self._link = link
         self._pid = os.getpid()
         self._begin_check = begin_check
-        self._offsets, self._slots = lease.offsets[: self.chunks], lease.slots[: self.chunks]
-        self._generations = lease.generations[: self.chunks]
+        rows = lease.rows
+        self._offsets, self._slots = rows.offsets[: self.chunks], rows.slots[: self.chunks]
+        self._generations = rows.generations[: self.chunks]
         self._is_closed = True
         if session is None or not self.chunks:
             return

@@ -93,7 +93,7 @@ class Restored:
         if self._is_settled or self._load is None:
             as_index("layer", layer, self.layers - 1)
         else:
-            if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
+            if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.chunks:
                 self._waited.add(layer)
                 return True
             self.finish_load()

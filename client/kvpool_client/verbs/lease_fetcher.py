@@ -1,7 +1,7 @@
 """Leases from the daemon: for a hit, or for a ticket. And what to ask for a promise of a hit.
 
-One round trip, or two where some of the hit was evicted since the lookup; one in any case where a part of it is on another
-node. Every failure of the daemon gives an empty lease. Any thread.
+One round trip; a second one where some of the hit was evicted since the lookup, and two more where that was of windows. Every
+failure of the daemon gives an empty lease. Any thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +12,9 @@ import numpy as np
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
-from kvpool.types import PEER, STORE
+from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.arguments import check_hit
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
@@ -24,7 +23,9 @@ from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import Namespace
+from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.lease import Lease, LeaseHold
+from kvpool_client.verbs.leased_rows import chunk_ranges, levels_by_chunk
 from kvpool_client.verbs.results import Hit
 
 TICKET_BYTES_MAX = 256
@@ -40,57 +41,56 @@ class LeaseFetcher:
         link: Link,
         counters: Counters,
         *,
+        finder: Finder,
         estimate_s: Callable[[int], float],
         timeout_s: float,
     ) -> None:
+        """`estimate_s`: how long it takes to load a hit of so many chunks."""
         self._namespace = namespace
+        self._layout = namespace.layout
         self._link = link
         self._counters = counters
+        self._finder = finder
         self._estimate_s = estimate_s
         self._timeout_s = timeout_s
-        self._chunks_max = m.KEYS_MAX // len(namespace.layout.ranks)
 
     def check(self, hit: Hit) -> None:
         """Check that a hit is of keys of this Pool's namespace. Raises InvalidArgument."""
         check_hit(hit, self._namespace)
 
     def acquire(self, hit: Hit) -> Lease:
-        """Lease a hit's chunks, or the longest prefix of them that is still stored; see `Pool.acquire`."""
+        """Lease what a hit needs, or what is left of it; see `Pool.acquire`."""
         session = self._link.session
-        chunks = min(hit.chunks, self._chunks_max)
-        if session is None or not chunks:
+        if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
-        columns = hit.keys.columns()
-        left_s = self._timeout_s
-        # A daemon that has not all of the chunks must know the key of each, to fetch the others or find those it has.
-        is_all_here = hit.tiers.item(chunks - 1) < PEER
-        if is_all_here and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
-            deadline = Deadline(left_s)
-            leased = self._ask(session, m.Acquire(_leaves(columns, chunks), chunks), left_s)
+        deadline = Deadline(self._timeout_s)
+        for wanted, request in self._requests(hit):
             left_s = deadline.remaining_s()
-            if leased is None or leased.chunks or left_s < self._timeout_s / 2:
-                return self._lease(session, leased or NO_LEASE)
-        leased = self._ask(session, m.Acquire(hit.keys.leading(chunks).packed, chunks, hit.owner), left_s) or NO_LEASE
-        name_tokens(session, hit, leased.tiers)
-        levels = _from_store(leased.tiers, hit)
-        leased = leased if levels is leased.tiers else replace(leased, tiers=levels)
-        return self._lease(session, leased, hit.peer_pace or FIRST_PEER_PACE)
+            leased = self._ask(session, request, left_s) if left_s >= self._timeout_s / 2 else None
+            if leased is None:
+                break
+            if leased.chunks:
+                if PEER in leased.tiers:
+                    levels = self._levels_under_way(session, wanted, leased.chunks, leased.tiers)
+                    leased = replace(leased, tiers=levels)
+                return self._lease(session, leased, wanted.peer_pace or FIRST_PEER_PACE)
+        return self._lease(None, NO_LEASE)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, all in one round trip."""
         session = self._link.session
-        wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._chunks_max]
+        wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._finder.chunks_max]
         leased = dict.fromkeys(range(len(hits)), NO_LEASE)
         if session is not None and wanted:
             requests = [
-                m.Acquire(hit.keys.leading(hit.chunks).packed, hit.chunks) for hit in (hits[at] for at in wanted)
+                m.Acquire(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks) for hit in (hits[at] for at in wanted)
             ]
             try:
                 answers = call_each(session, requests, m.Leased)
                 failpoint.reach("client.acquire.after", failpoint.unreachable)
                 leased.update({number: answer for number, answer in zip(wanted, answers, strict=True) if answer})
                 for number in wanted:
-                    name_tokens(session, hits[number], leased[number].tiers)
+                    self._name_tokens(session, hits[number], leased[number].tiers)
             except KVPoolError as error:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
@@ -99,20 +99,22 @@ class LeaseFetcher:
         ]
 
     def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
-        """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one."""
-        chunks = min(hit.chunks, self._chunks_max)
-        if not chunks:
-            return
-        columns = hit.keys.columns()
-        if hit.tiers.item(chunks - 1) < PEER and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
-            yield hit, pr.Promise(_leaves(columns, chunks), chunks, "", tickets, claims)
-        yield hit, pr.Promise(hit.keys.leading(chunks).packed, chunks, hit.owner, tickets, claims)
+        """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one. Asks
+        no store."""
+        for wanted, request in self._requests(hit, seeks=False) if hit.chunks else ():
+            yield wanted, pr.Promise(request.keys, request.chunks, request.owner, tickets, claims)
 
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
-        """The level of each chunk of a promise. Raises ProtocolError where it has not one for each."""
-        check_levels(promised, promised.chunks)
-        name_tokens(self._link.session, hit, promised.tiers)
-        return _from_store(promised.tiers, hit)
+        """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
+        count = sum(map(len, chunk_ranges(self._layout, promised.chunks)))
+        if len(promised.tiers) != count:
+            raise ProtocolError(
+                f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}"
+            )
+        levels = promised.tiers
+        if PEER in levels:
+            levels = self._levels_under_way(self._link.session, hit, promised.chunks, levels)
+        return levels_by_chunk(self._layout, promised.chunks, levels).tobytes()
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for."""
@@ -136,22 +138,44 @@ class LeaseFetcher:
         hold = LeaseHold(session if leased.chunks else None, leased, namespace=self._namespace)
         return Lease(hold, estimate_s=self._estimate_s, peer_pace=peer_pace)
 
+    def _requests(self, hit: Hit, *, seeks: bool = True) -> Iterator[tuple[Hit, m.Acquire]]:
+        """What to ask for to lease a hit, one after the other until something is leased. `seeks`: the shared store may be
+        asked, which takes its time."""
+        finder, chunks = self._finder, hit.chunks
+        # A daemon whose DRAM has not all of the chunks must know the key of each, to fetch the others or find those it has.
+        leaves = finder.leaves_of(hit.keys, chunks) if hit.tiers.item(chunks - 1) <= DRAM else b""
+        if leaves:
+            yield hit, m.Acquire(leaves, chunks)
+        yield hit, m.Acquire(finder.keys_of(hit.keys, chunks), chunks, hit.owner)
+        for other in self._other_hits(hit, seeks=seeks) if finder.has_windows else ():
+            if other.chunks:
+                yield other, m.Acquire(finder.keys_of(other.keys, other.chunks), other.chunks)
 
-def check_levels(promised: pr.Promised, count: int) -> None:
-    """Raises ProtocolError unless a promise has so many levels."""
-    if len(promised.tiers) != count:
-        raise ProtocolError(f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}")
+    def _other_hits(self, hit: Hit, *, seeks: bool) -> Iterator[Hit]:
+        """What may be leased where a hit with windows could not be, of which the daemon leases all or nothing. What other nodes
+        or the store were known to have may be gone, or they do not answer: then a shorter hit, and at last what is one on this
+        node alone."""
+        finder, session = self._finder, self._link.session
+        if session is None:
+            return
+        if hit.chunks_here == hit.chunks:
+            yield finder.find(session, hit.keys, hit.chunks)
+            return
+        if seeks and STORE in hit.tiers.tobytes():  # it may have it still: the daemon remembers an answer briefly
+            yield finder.find_or_seek(session, hit.keys, hit.chunks)
+        else:
+            yield finder.find(session, hit.keys, hit.chunks - 1)
+        yield finder.find(session, hit.keys, hit.chunks, is_here=True)
 
+    def _levels_under_way(self, session: Session | None, hit: Hit, chunks: int, levels: bytes) -> bytes:
+        """The level of each row of a lease with chunks that are on their way, which all count as another node's, with that of
+        those that the shared store gives."""
+        self._name_tokens(session, hit, levels)
+        wanted = np.concatenate([hit.tiers[part.start : part.stop] for part in chunk_ranges(self._layout, chunks)])
+        found = np.frombuffer(levels, np.uint8).copy()
+        found[(found == PEER) & (wanted == STORE)] = STORE
+        return found.tobytes()
 
-def _leaves(columns: Sequence[bytes], chunks: int) -> bytes:
-    return b"".join(KeyColumn(column)[chunks - 1] for column in columns)
-
-
-def _from_store(levels: bytes, hit: Hit) -> bytes:
-    """The levels of leased chunks, with that of those that the shared store was to give: on their way they count as another
-    node's."""
-    if PEER not in levels:
-        return levels
-    found = np.frombuffer(levels, np.uint8).copy()
-    found[(found == PEER) & (hit.tiers[: len(found)] == STORE)] = STORE
-    return found.tobytes()
+    def _name_tokens(self, session: Session | None, hit: Hit, levels: bytes) -> None:
+        if not self._layout.groups:  # with groups the rows are not those of the prompt's chunks in order
+            name_tokens(session, hit, levels)

@@ -1,14 +1,13 @@
-"""Beginning of a load: hands leased chunks to the native threads, to copy them or to check them where they lie.
+"""Beginning of a load: hands leased chunks to the native threads, group by group, to copy them or to check them where they lie.
 
 The Pool has checked the arguments. Every failure of the daemon gives a load that ends with nothing. Any thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
-from kvpool.layouts.share import Share
 from kvpool.protocol.records import messages as m
 from kvpool.types import LoadReason
 from kvpool_client.connection.counters import Counters
@@ -16,7 +15,8 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.verbs.lease import LeaseHold
-from kvpool_client.verbs.load import Load, LoadRun
+from kvpool_client.verbs.leased_rows import LeasedRows
+from kvpool_client.verbs.load import BegunLoad, Load, LoadedRun
 from kvpool_client.verbs.results import LoadResult
 
 
@@ -24,62 +24,89 @@ class LoadStarter:
     """Starts the loads of one Pool."""
 
     def __init__(
-        self, layout: Layout, share: Share, *, link: Link, copies: Copies, counters: Counters, timeout_s: float
+        self, layout: Layout, link: Link, copies: Sequence[Copies], counters: Counters, *, timeout_s: float
     ) -> None:
+        """`copies`: of each group; a layout without groups is one."""
         self._layout = layout
-        self._share = share
+        self._has_windows = not all(part.is_chained for part in layout.group_layouts)
         self._link = link
         self._copies = copies
         self._counters = counters
         self._timeout_s = timeout_s
 
-    def begin(self, lease: LeaseHold, first_chunk: int, blocks: EngineBlocks) -> Load:
-        """A load of leased chunks from `first_chunk` on into `blocks`."""
-        return self._begin(lease, first_chunk, lambda session: self._copies.load(session, lease, first_chunk, blocks))
+    def begin(
+        self,
+        leases: tuple[LeaseHold, ...],
+        first_chunk: int,
+        rows: Sequence[LeasedRows],
+        blocks: Sequence[EngineBlocks | None],
+    ) -> Load:
+        """A load of the chunks of leases, one's behind another's, from `first_chunk` on. `rows`: of each group, see
+        `LeaseHold.rows_from`; `blocks`: where they go, None to compare them with their checksums where they lie."""
+        session = leases[0].session
+        is_live = session is not None and all(lease.is_live for lease in leases)
+        # Else a lease was released, or the session has ended.
+        reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
+        if is_live and any(map(len, rows)):
+            failpoint.reach("client.load.before")
+        begun = BegunLoad(
+            leases,
+            [
+                self._loaded_run(session if is_live else None, *of_group, early=reason)
+                for of_group in zip(self._copies, rows, blocks, strict=True)
+            ],
+            first_chunk,
+            sum([lease.chunks for lease in leases]),
+            chunk_tokens=self._layout.chunk_tokens,
+            has_groups=bool(self._layout.groups),
+            has_windows=self._has_windows,
+            timeout_s=self._timeout_s,
+            on_end=self._load_ended,
+        )
+        load = Load(begun)
+        if load.is_begun:
+            are_held = [lease.begin_load(load) for lease in leases]
+            if not all(are_held):
+                load.cancel()
+            for lease in leases:
+                self._link.use_lease(lease.id)
+        return load
 
     def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
         """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it
         lies."""
-        return self._begin(lease, first_chunk, lambda session: self._copies.check(session, lease, first_chunk))
+        rows = lease.rows_from(first_chunk)
+        return self.begin((lease,), first_chunk, rows, [None] * len(rows))
 
-    def _begin(self, lease: LeaseHold, first_chunk: int, start: Callable[[Session], LoadRun | None]) -> Load:
-        session = lease.session
-        if first_chunk == lease.chunks or session is None or not lease.is_live:
-            is_connected = session is not None and session.is_alive  # else the lease was released
-            ended = LoadReason.GONE if is_connected else LoadReason.DISCONNECTED
-            reason = LoadReason.COMPLETE if first_chunk == lease.chunks else ended
-            return self._new_load(lease, None, first_chunk, reason)
-        failpoint.reach("client.load.before")
-        run = start(session)
-        load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE if run is not None else LoadReason.GONE)
-        if run is not None:
-            if not lease.begin_load(load):
-                run.cancel()
-            for lease_id in lease.ids:
-                self._link.use_lease(lease_id)
-        return load
-
-    def _new_load(self, lease: LeaseHold, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
-        return Load(
-            lease,
-            run,
-            first_chunk=first_chunk,
-            chunk_tokens=self._layout.chunk_tokens,
-            layers=self._share.layers,
-            groups=self._share.groups,
-            timeout_s=self._timeout_s,
-            ended_early=early,
-            on_end=self._load_ended,
+    def estimate_s(self, chunks: int) -> float:
+        """Seconds to load what a hit of so many chunks needs."""
+        return sum(
+            copies.estimate_s(part.chunks_of(chunks))
+            for part, copies in zip(self._layout.group_layouts, self._copies, strict=True)
         )
 
+    @staticmethod
+    def _loaded_run(
+        session: Session | None, copies: Copies, rows: LeasedRows, blocks: EngineBlocks | None, *, early: LoadReason
+    ) -> LoadedRun:
+        """A run that copies the rows of one group; without a session one that has ended for the reason `early`."""
+        run, reason = None, early if len(rows) else LoadReason.COMPLETE
+        if session is not None and len(rows):
+            run = copies.load(session, rows, blocks) if blocks is not None else copies.check(session, rows)
+            reason = LoadReason.COMPLETE if run is not None else LoadReason.GONE
+        return LoadedRun(rows, copies.share.layers, copies.share.groups, run, reason)
+
     def _load_ended(self, load: Load, result: LoadResult) -> None:
-        lease = load.lease
-        lease.end_load(load)
-        for lease_id in lease.ids if load.is_begun else ():
-            self._link.unuse_lease(lease_id)
-        self._counters.count_load(lease.tiers[load.first_chunk : result.chunks].tobytes(), result)
-        if result.reason == "checksum" and lease.session is not None:
-            self._report_corrupt(lease.session, m.ReportCorrupt(*lease.place_of(result.chunks)))
+        for lease in load.leases:
+            lease.end_load(load)
+            if load.is_begun:
+                self._link.unuse_lease(lease.id)
+        levels = b"".join([lease.tiers.tobytes() for lease in load.leases])
+        self._counters.count_load(levels[load.first_chunk : result.chunks], result)
+        session = load.leases[0].session
+        for loaded in load.runs if result.reason != "complete" else ():
+            if loaded.end_reason == LoadReason.CHECKSUM and session is not None:
+                self._report_corrupt(session, m.ReportCorrupt(*loaded.rows.place_of(loaded.good)))
 
     def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
         """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""

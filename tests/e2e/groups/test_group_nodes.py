@@ -98,7 +98,7 @@ def test_a_bad_chunk_on_another_node_leaves_the_boundary_before_it(pair: tuple[D
         wait_known(pool, keys, 10)
         with there.acquire(there.lookup(keys)) as lease:  # the last row is the state's
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[-1]) + 7] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[-1]) + 7] ^= 1
 
         def is_shorter() -> bool:
             with pool.acquire(pool.lookup(keys)) as lease:

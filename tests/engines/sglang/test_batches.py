@@ -62,7 +62,7 @@ class Steps:
 
         def waited(load: Load, timeout_s: float | None = None) -> LoadResult:
             if load._result is None:
-                self._note("wait", load.lease.chunks)
+                self._note("wait", load.chunks)
             return wait(load, timeout_s)
 
         def released(separate: SeparateChunks, leases: Sequence[Lease]) -> None:

@@ -159,7 +159,7 @@ class GroupSaves:
         every = range(order.first_chunk, order.end)
         groups = list(enumerate(self._geometry.groups))
         try:
-            save = source.pool.groups.save(
+            save = source.pool.save(
                 source.keys(order),
                 [source.caches[number] if group.is_full else self._memory.cache(number) for number, group in groups],
                 [order.block_ids[number] if group.is_full else copied.slots[number] for number, group in groups],

@@ -58,7 +58,7 @@ class HitFinder:
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
         if self._geometry.has_groups:
-            wanted = min(wanted, self._pool.groups.chunks_max)  # no lease has more
+            wanted = min(wanted, self._pool.chunks_max)  # no lease has more
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
         self._tally.add("lookups")
@@ -82,7 +82,7 @@ class HitFinder:
     def _look_up(self, entry: Tracked, wanted: int) -> Hit:
         if not self._geometry.has_groups:
             return self._pool.lookup(entry.keys, entry.hints.owner)
-        hit = self._pool.groups.lookup(entry.keys, min(wanted, len(entry.keys)))
+        hit = self._pool.lookup(entry.keys, chunks_max=min(wanted, len(entry.keys)))
         if hit.full_chunks > hit.chunks:
             entry.boundaries.add(hit.full_chunks)  # others have gone that way: with the windows there it is a hit
             entry.shared = hit.full_chunks

@@ -46,7 +46,7 @@ class GroupSaveTask(SaveTask):
         """Reserve slots for what is not settled. One round trip."""
         memory = self._memory
         retention = self.order.retention or NO_RETENTION
-        self._group_save = memory.pool.groups.save(
+        self._group_save = memory.pool.save(
             keys_of(self.order, memory, self.order.first_chunk),
             memory.caches,
             [[block for blocks in left.values() for block in blocks] for left in self._left],
