@@ -35,9 +35,9 @@ class LeasedRows:
         """Some rows of a lease."""
         part = slice(rows.start, rows.stop)
         return cls(
-            np.frombuffer(leased.offsets, _WORD)[part],
-            np.frombuffer(leased.slots, _WORD)[part],
-            np.frombuffer(leased.generations, _WORD)[part],
+            _words(leased.offsets)[part],
+            _words(leased.slots)[part],
+            _words(leased.generations)[part],
             np.frombuffer(leased.tiers, np.uint8)[part],
             ((leased.lease, rows),),
         )
@@ -54,7 +54,7 @@ class LeasedRows:
         )
 
     def __len__(self) -> int:
-        return len(self.tiers)
+        return sum([len(rows) for _, rows in self.spans])
 
     def place_of(self, row: int) -> tuple[int, int]:
         """By which number the daemon has leased a row's chunk, and its row among all that it has leased by that."""
@@ -63,6 +63,11 @@ class LeasedRows:
                 return lease, rows[row]
             row -= len(rows)
         raise IndexError(f"no lease has row {row} behind the last one")
+
+
+def _words(column: bytes) -> Words:
+    """A column's whole words: one with fewer than there are rows is refused where the rows are used."""
+    return np.frombuffer(column[: len(column) // _WORD.itemsize * _WORD.itemsize], _WORD)
 
 
 def chunk_ranges(layout: Layout, chunks: int) -> tuple[range, ...]:
