@@ -90,16 +90,18 @@ class Chains:
 
     def hold(self, session: EngineSession, request: m.Acquire | pr.Promise, purpose: Purpose[Answer]) -> Parts[Answer]:
         """Take holds on what `acquire` leases, and give them."""
-        if not pm.is_node_name(request.owner):
+        if request.owner and not pm.is_node_name(request.owner):
             raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
+        taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=purpose.holder)
+        if taken is not None:
+            return purpose.give(taken)
         task = self.readers.begin(session, runs, chunks=request.chunks, holder=purpose.holder, owner=request.owner)
         return (yield from self._take(session, task, purpose))
 
     def _take(self, session: EngineSession, task: HoldTask, purpose: Purpose[Answer]) -> Parts[Answer]:
         try:
-            if not task.hold_whole(self.clock.now_ns()):
-                yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
+            yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
             return purpose.give(self.readers.take(session, task))
         finally:
             task.end(self.clock.now_ns())

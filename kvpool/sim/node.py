@@ -222,16 +222,16 @@ class SimulatedNode:
         return granted if granted is not None else self._acquire(keys, may_wait=False)
 
     def _acquire(self, keys: KeyColumn, *, may_wait: bool) -> Grant | None:
-        now_ns = self._clock.now_ns()
-        task = self._readers.begin(self._session, [Run(self._session, keys)], chunks=len(keys))
-        if not task.hold_whole(now_ns):
-            with self._tiering.protecting(may_wait):
-                while (step := task.advance(now_ns)) is Step.MORE:
-                    pass
-            if step is Step.WAIT and may_wait:
-                task.end(now_ns)
-                return None
-        grant = self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
+        now_ns, runs = self._clock.now_ns(), [Run(self._session, keys)]
+        taken = self._readers.take_at_once(self._session, runs, now_ns)
+        if taken is not None:
+            return self._readers.grant(self._session, taken, now_ns)
+        task = self._readers.begin(self._session, runs, chunks=len(keys))
+        with self._tiering.protecting(may_wait):
+            while (step := task.advance(now_ns)) is Step.MORE:
+                pass
+        is_late = step is Step.WAIT and may_wait
+        grant = None if is_late else self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
         task.end(now_ns)
         return grant
 

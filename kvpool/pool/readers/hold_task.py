@@ -30,6 +30,27 @@ CHAINS_AT_ONCE = 16
 WaitingTasks = dict["HoldTask", None]
 
 
+def hold_in_dram(
+    directory: kvpool_native.Directory, run: Run, index: int, holder: ConnectionId | None, *, now_ns: int
+) -> list[HoldId]:
+    """Holds on a chain by its last key on each rank, which count for the holder; none where DRAM has not all of it, or not all
+    is allowed."""
+    session, size = run.session, run.chunks
+    if run.first or size * run.ranks > m.LEAF_CHUNKS_MAX:
+        return []
+    held = directory.acquire_leaves(session.namespace_ids, run.leaves(index).packed, size, now_ns)
+    holds: list[HoldId] = held.ids  # type: ignore[assignment]  # by name only
+    if held.chunks == size:
+        if holder is None:
+            return holds
+        if directory.affordable(holder, holds, session.size_classes, size) >= size:
+            directory.charge(holds, holder)
+            return holds
+    for hold in holds:
+        directory.release(hold, now_ns)
+    return []
+
+
 class HoldTask:
     """See the module. `runs`: of the session's groups, at least one."""
 
@@ -59,7 +80,7 @@ class HoldTask:
         self._ending = ending
         self._owner = owner
         self._waiting = waiting if session.groups else None
-        self._ranks = len(runs[0].columns)
+        self._ranks = runs[0].ranks
         self._count = sum(map(len, runs))
         self._held: list[HoldId] = []
         self._chain: ChainHolds | None = None  # the next one, where DRAM has not all of it
@@ -96,16 +117,6 @@ class HoldTask:
     def _size(run: Run) -> int:
         """Chunks of each chain of a run that are held."""
         return run.chunks - run.first
-
-    def hold_whole(self, now_ns: int) -> bool:
-        """Hold one chain that its last keys name, or of one part, whose chunks are all in DRAM. Whether nothing else is to be
-        done: it has, or these keys, which are all that is known of it, find nothing."""
-        run = self._runs[0]
-        is_one = self._count == 1 and run.session.layout.is_chained
-        if not is_one or not (run.is_leaf or run.chunks <= part_chunks(self._ranks)):
-            return False
-        self._held = self._take_from_dram(run, 0, now_ns)
-        return bool(self._held) or run.is_leaf
 
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. WAIT where DRAM has no room for it now; DONE where all is held, or a chain is not stored, or not
@@ -146,7 +157,9 @@ class HoldTask:
     def _advance(self, now_ns: int) -> Step:
         for _ in range(CHAINS_AT_ONCE):
             run, index = self._next()
-            holds = self._take_from_dram(run, index, now_ns) if self._chain is None and self._count > 1 else []
+            holds = []
+            if self._chain is None and self._count > 1:
+                holds = hold_in_dram(self._directory, run, index, self._holder, now_ns=now_ns)
             if not holds:
                 step = self._advance_chain(run, index, now_ns)
                 if self._chain is None or step is not Step.DONE:
@@ -169,21 +182,6 @@ class HoldTask:
             index -= len(run)
         raise AssertionError(f"all of {self!r} are held")
 
-    def _take_from_dram(self, run: Run, index: int, now_ns: int) -> list[HoldId]:
-        """Holds on a chain by its last keys; none where DRAM has not all of it, or not all is allowed."""
-        session, size = run.session, run.chunks
-        if run.first or size * self._ranks > m.LEAF_CHUNKS_MAX:
-            return []
-        leaves = run.leaves(index)
-        held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, size, now_ns)
-        holds = [HoldId(hold) for hold in held.ids]
-        if held.chunks == size and self._may_hold(run, holds, size):
-            self._charge(holds)
-            return holds
-        for hold in holds:
-            self._directory.release(hold, now_ns)
-        return []
-
     def _may_hold(self, run: Run, holds: list[HoldId], chunks: int) -> bool:
         """Whether the holder may hold a chain of so many chunks."""
         classes = run.session.size_classes
@@ -202,7 +200,7 @@ class HoldTask:
         """Hold the next part of a chain, of which other tiers or nodes may have some."""
         if run.is_leaf:
             return Step.DONE
-        is_chained = run.session.layout.is_chained
+        is_chained = run.is_chain
         if self._chain is None:
             if not is_chained:
                 self._pull_run(run, index)

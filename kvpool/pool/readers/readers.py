@@ -21,12 +21,13 @@ from kvpool.errors import Refused
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
+from kvpool.index.parts import part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
-from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
 from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
@@ -155,6 +156,24 @@ class Readers:
         )
         self._acquiring.add(task)
         return task
+
+    def take_at_once(
+        self, session: EngineSession, runs: Sequence[Run], now_ns: int, *, holder: ConnectionId | None = None
+    ) -> Taken | None:
+        """All of one chain that its last keys name, or that is one part long, where DRAM has it. None where parts are to be
+        taken one by one (see `begin`); nothing where its other keys are not known. Raises Refused."""
+        run = runs[0]
+        if len(runs) > 1 or not run.is_chain or not (run.is_leaf or run.chunks <= part_chunks(run.ranks)):
+            return None
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session, holder)
+        whose = session.holder if holder is None else holder
+        holds = hold_in_dram(self._directory, run, 0, whose, now_ns=now_ns)
+        if not holds:
+            return NOTHING_TAKEN if run.is_leaf else None
+        return Taken(
+            run.chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, run.chunks
+        )
 
     def take(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""

@@ -276,7 +276,7 @@ class Writers:
         return self.joint_saves.offsets(run.holders[0], slots, numbers, extent_bytes)
 
     def end_copy(
-        self, reservation: Reservation, run: ReservedRun, extents: Extents, checksums: bytes, now_ns: int
+        self, reservation: Reservation, run: ReservedRun, extents: Extents, checksums: bytes, *, now_ns: int
     ) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][extent], or none where it failed."""
         assert reservation.copies > 0
