@@ -33,7 +33,7 @@ LAYOUT = kv.Layout(
 class OneChain:
     """A run of one chain, of one rank."""
 
-    columns = (b"",)
+    ranks = 1
 
     def __len__(self) -> int:
         return 1
