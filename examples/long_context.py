@@ -33,8 +33,8 @@ from demo.node import Daemon
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import print_line, print_table
 from kvpool.units import format_size
-from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
+from kvpool_sparse import SparseConfig, SparseSequence
+from kvpool_sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
 
 TOKENS = 64 << 10
 # As many tokens of a prompt as are computed at once.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
-from kvpool_client.sparse import SparseConfig
+from kvpool_sparse import SparseConfig
 
 CHUNK_TOKENS = 256
 TOKENS = "128k"

@@ -14,7 +14,7 @@ from kvpool.bench.lookup_attention.choice import PERCENT, Choice
 from kvpool.bench.lookup_attention.measured_sequence import MeasuredSequence
 from kvpool.bench.lookup_attention.timings import milliseconds
 from kvpool.bench.measure import median, timed_s
-from kvpool_client.sparse.results import Floats
+from kvpool_sparse.results import Floats
 
 Row = dict[str, object]
 # How much of a query stays in the next one (a guess at neighbouring tokens).
@@ -70,7 +70,7 @@ def _row(
 ) -> Row:
     import torch  # an optional heavy dependency
 
-    from kvpool_client.sparse.device import DeviceSequence  # imports torch
+    from kvpool_sparse.device import DeviceSequence  # imports torch
 
     sizes, layers, config = choice.sizes, range(choice.sizes.layers), sequence.config
     per_step = config.blocks_to_take(config.middle_blocks(sizes.tokens)) * sizes.kv_heads * sizes.layers

@@ -14,12 +14,12 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.bench.lookup_attention.choice import Sizes
 from kvpool.bench.measure import timed_with_cpu_s
-from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.page_table import PageTable
-from kvpool_client.sparse.pages import Page, PageForm, PageMemory
-from kvpool_client.sparse.results import Floats
-from kvpool_client.sparse.steps.teams import team_of
-from kvpool_client.sparse.tally import Tally
+from kvpool_sparse import SparseConfig, SparseSequence
+from kvpool_sparse.page_table import PageTable
+from kvpool_sparse.pages import Page, PageForm, PageMemory
+from kvpool_sparse.results import Floats
+from kvpool_sparse.steps.teams import team_of
+from kvpool_sparse.tally import Tally
 
 SEED = 11
 # Tokens of made-up KV from which all pages are filled.

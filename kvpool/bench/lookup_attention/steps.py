@@ -24,7 +24,7 @@ from kvpool.bench.lookup_attention.timings import milliseconds, ratios
 from kvpool.bench.measure import median, rates
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_size
-from kvpool_client.sparse import SparseConfig
+from kvpool_sparse import SparseConfig
 
 Row = dict[str, object]
 Advance = Callable[[int], None]
