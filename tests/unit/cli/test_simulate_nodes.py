@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvpool.cli.kvpoolctl import cli
-from kvpool.cli.simulation import node_options
-from kvpool.cli.simulation.node_options import NodeOptions, allow_files
 from kvpool.errors import InvalidArgument
-from kvpool.sim.traces import BLOCK_TOKENS
+from kvpool_tools.cli.kvpoolctl import cli
+from kvpool_tools.cli.simulation import node_options
+from kvpool_tools.cli.simulation.node_options import NodeOptions, allow_files
+from kvpool_tools.sim.traces import BLOCK_TOKENS
 from tests.rigs.simulations import random_prompts
 
 # Names that programs rely on; new ones are added, none is renamed.

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool.bench.sparse import task_accuracy, training  # noqa: E402
-from kvpool.bench.sparse.local_model import local_model, local_samples  # noqa: E402
-from kvpool.bench.sparse.tasks import make_stream  # noqa: E402
-from kvpool.bench.sparse.tiny_model import Shape, TinyModel  # noqa: E402
 from kvpool.errors import InvalidArgument  # noqa: E402
+from kvpool_tools.bench.sparse import task_accuracy, training  # noqa: E402
+from kvpool_tools.bench.sparse.local_model import local_model, local_samples  # noqa: E402
+from kvpool_tools.bench.sparse.tasks import make_stream  # noqa: E402
+from kvpool_tools.bench.sparse.tiny_model import Shape, TinyModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
