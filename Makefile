@@ -313,7 +313,7 @@ SPARSE ?=
 
 bench-sparse: setup
 	mkdir -p bench-results
-	@$(RUN_TREE) $(BIN)/python -m kvpool_tools.bench.sparse.study --out bench-results $(SPARSE) >bench-results/sparse.txt; status=$$?; cat bench-results/sparse.txt; exit $$status
+	@$(RUN_TREE) $(BIN)/python -m studies.sparse.study --out bench-results $(SPARSE) >bench-results/sparse.txt; status=$$?; cat bench-results/sparse.txt; exit $$status
 
 install-service:
 	@DESTDIR="$(DESTDIR)" scripts/install-service $(if $(KVPOOLD),--kvpoold "$(KVPOOLD)")

@@ -22,12 +22,12 @@ MANY_PARAMETERS = {
 
 PYTHON = sorted(
     path
-    for folder in ("kvpool", "client", "tools", "tests", "demo", "examples")
+    for folder in ("kvpool", "client", "tools", "studies", "tests", "demo", "examples")
     for path in (ROOT / folder).rglob("*.py*")
     if path.suffix == ".py"
 )
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
-PRODUCT = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in {"kvpool", "client", "tools"}]
+PRODUCT = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in {"kvpool", "client", "tools", "studies"}]
 
 # The packages from the ground up, each with those that it may import.
 PACKAGES: dict[str, set[str]] = {
@@ -36,6 +36,7 @@ PACKAGES: dict[str, set[str]] = {
     "kvpool_blocks": {"kvpool", "kvpool_client"},
     "kvpool_sparse": {"kvpool", "kvpool_client"},
     "kvpool_tools": {"kvpool", "kvpool_client", "kvpool_blocks", "kvpool_sparse"},
+    "studies": {"kvpool", "kvpool_client", "kvpool_blocks", "kvpool_sparse", "kvpool_tools"},
 }
 BASE = {
     *("types", "errors", "units", "layout", "layouts", "keys", "clock", "failpoint", "ownership", "escaping"),
@@ -216,7 +217,7 @@ def test_unit_tests_are_found_by_package() -> None:
     packages_of_client = {path.name.removeprefix("kvpool_") for path in (ROOT / "client").iterdir()}
     found = {path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and path.name != "__pycache__"}
     # `words` is what stands in kvpool/ itself, `native` the bindings.
-    assert found - rooms - packages_of_client == {"words", "native"}
+    assert found - rooms - packages_of_client == {"words", "native", "studies"}
 
 
 @for_each([*PYTHON, *NATIVE], name_of)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvpool_tools.bench.sparse.tasks import VOCABULARY
+from studies.sparse.tasks import VOCABULARY
 
 # Called for each layer with q [heads, n, D], keys and values [kv_heads, all, D] after RoPE, and the dense output [heads, n, D].
 Observer = Callable[[int, Tensor, tuple[Tensor, Tensor], Tensor], Tensor]

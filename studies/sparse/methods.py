@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool_tools.bench.sparse.clusters import Clusters, cluster, summarised
-from kvpool_tools.bench.sparse.exact import BLOCK_TOKENS, Exact, Floats, Recall, log_sum_exp
+from studies.sparse.clusters import Clusters, cluster, summarised
+from studies.sparse.exact import BLOCK_TOKENS, Exact, Floats, Recall, log_sum_exp
 
 Addresses = npt.NDArray[np.uint64]
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvpool_tools.bench.sparse.tasks import TASKS, gapped_positions, make_stream
-from kvpool_tools.bench.sparse.tiny_model import Shape, TinyModel
+from studies.sparse.tasks import TASKS, gapped_positions, make_stream
+from studies.sparse.tiny_model import Shape, TinyModel
 
 # Part of the cached file's name: weights of another recipe are never read.
 VERSION = 1

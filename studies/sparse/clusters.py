@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvpool_tools.bench.sparse.exact import Floats, Ints
+from studies.sparse.exact import Floats, Ints
 
 CLUSTERS = 7
 ITERATIONS = 3

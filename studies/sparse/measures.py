@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kvpool_tools.bench.sparse.exact import BLOCK_TOKENS, Exact, Flags, Floats, Recall, blocks_for
-from kvpool_tools.bench.sparse.methods import ClusterMethod, Method
+from studies.sparse.exact import BLOCK_TOKENS, Exact, Flags, Floats, Recall, blocks_for
+from studies.sparse.methods import ClusterMethod, Method
 
 BUDGETS = (0.01, 0.02, 0.05, 0.10, 0.20)
 NEEDLE_MASS_MIN = 0.2

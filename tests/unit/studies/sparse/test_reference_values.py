@@ -6,9 +6,9 @@ The block is made of small integers, so that no generator and no instruction set
 import numpy as np
 import pytest
 
-from kvpool_tools.bench.sparse.clusters import cluster
-from kvpool_tools.bench.sparse.exact import Floats
-from kvpool_tools.bench.sparse.methods import clusters_method
+from studies.sparse.clusters import cluster
+from studies.sparse.exact import Floats
+from studies.sparse.methods import clusters_method
 
 HEAD_DIM = 64
 

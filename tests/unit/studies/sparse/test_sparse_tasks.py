@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvpool_tools.bench.sparse.tasks import ASK, FIRST_VALUE, TASKS, gapped_positions, make_stream
+from studies.sparse.tasks import ASK, FIRST_VALUE, TASKS, gapped_positions, make_stream
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -1,6 +1,6 @@
 """Study of the quality of sparse recall: every way on every kind of samples, the bars, and the rule for dense heads.
 
-    python -m kvpool_tools.bench.sparse.study [--seeds 31,32,33,34] [--model-seed 5] [--quick] [--out DIR] [--json]
+    python -m studies.sparse.study [--seeds 31,32,33,34] [--model-seed 5] [--quick] [--out DIR] [--json]
 
 Prints a table for each kind of samples; --json prints the document instead, and --out writes it with its plots. With --quick
 one seed and one length show that it works, and the small model takes part only if its weights are cached. Main thread only.
@@ -21,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvpool.errors import InvalidArgument
-from kvpool_tools.bench.sparse.exact import Exact, Samples, split_tokens
-from kvpool_tools.bench.sparse.local_model import local_model, local_samples, local_text
-from kvpool_tools.bench.sparse.measures import BUDGETS, HeadSpreads, Loss, added, head_spreads, measure, rule_rows
-from kvpool_tools.bench.sparse.methods import METHODS, ORACLE, OracleMethod, clusters_method, make_method
-from kvpool_tools.bench.sparse.synthetic_keys import KINDS, SyntheticOptions, synthetic_samples
+from studies.sparse.exact import Exact, Samples, split_tokens
+from studies.sparse.local_model import local_model, local_samples, local_text
+from studies.sparse.measures import BUDGETS, HeadSpreads, Loss, added, head_spreads, measure, rule_rows
+from studies.sparse.methods import METHODS, ORACLE, OracleMethod, clusters_method, make_method
+from studies.sparse.synthetic_keys import KINDS, SyntheticOptions, synthetic_samples
 
 Row = dict[str, Any]
 Advance = Callable[[int], None]
@@ -81,8 +81,8 @@ class Study:
 
     def trained(self, advance: Advance, train: Callable[[], Any]) -> None:
         """The small model: losses of its layers, and answers."""
-        from kvpool_tools.bench.sparse import task_accuracy  # needs torch, an optional heavy dependency
-        from kvpool_tools.bench.sparse.tasks import TASKS
+        from studies.sparse import task_accuracy  # needs torch, an optional heavy dependency
+        from studies.sparse.tasks import TASKS
 
         model = train()
         for tokens in self.lengths:
@@ -225,7 +225,7 @@ def _progress(name: str) -> Iterator[Advance]:
 
 def _train(seed: int) -> Any:
     """The small model of a seed, under a progress bar if it is not cached."""
-    from kvpool_tools.bench.sparse.training import trained_model  # needs torch, an optional heavy dependency
+    from studies.sparse.training import trained_model  # needs torch, an optional heavy dependency
 
     with _progress("training, about ten minutes") as advance:
         return trained_model(seed, lambda total, _right: advance(total))
@@ -233,7 +233,7 @@ def _train(seed: int) -> Any:
 
 def _is_cached(seed: int) -> bool:
     try:
-        from kvpool_tools.bench.sparse.training import weights_path  # needs torch, an optional heavy dependency
+        from studies.sparse.training import weights_path  # needs torch, an optional heavy dependency
     except ImportError:
         return False
     return weights_path(seed).exists()
@@ -257,9 +257,7 @@ def run(study: Study, *, is_quick: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kvpool_tools.bench.sparse.study", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m studies.sparse.study", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--seeds", default=",".join(map(str, SEEDS)), help="of samples and questions (default: %(default)s)"
     )
@@ -285,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print_tables(study.rows)
     if options.out is not None:
-        from kvpool_tools.bench.sparse.plots import write_plots  # needs matplotlib, an optional heavy dependency
+        from studies.sparse.plots import write_plots  # needs matplotlib, an optional heavy dependency
 
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "sparse.json").write_text(json.dumps(document, indent=2) + "\n")

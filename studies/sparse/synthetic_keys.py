@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvpool_tools.bench.sparse.exact import Floats, Ints, Samples, split_tokens
+from studies.sparse.exact import Floats, Ints, Samples, split_tokens
 
 ROPE_BASE = 1e6
 TOPICS = 48

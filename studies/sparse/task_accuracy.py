@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvpool_tools.bench.sparse.exact import Exact, Floats, Ints, Samples, Split, blocks_for, split_tokens
-from kvpool_tools.bench.sparse.methods import ORACLE, OracleMethod, make_method
-from kvpool_tools.bench.sparse.tasks import Stream, make_stream
-from kvpool_tools.bench.sparse.tiny_model import TinyModel
+from studies.sparse.exact import Exact, Floats, Ints, Samples, Split, blocks_for, split_tokens
+from studies.sparse.methods import ORACLE, OracleMethod, make_method
+from studies.sparse.tasks import Stream, make_stream
+from studies.sparse.tiny_model import TinyModel
 
 Kept = Sequence[tuple[Tensor, Tensor]]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvpool_tools.bench.sparse.exact import Exact, Recall, Samples, blocks_for, merged, split_tokens
-from kvpool_tools.bench.sparse.measures import added, head_spreads, measure, rule_rows
-from kvpool_tools.bench.sparse.methods import METHODS, OracleMethod, clusters_method, make_method
-from kvpool_tools.bench.sparse.synthetic_keys import SyntheticOptions, synthetic_samples
+from studies.sparse.exact import Exact, Recall, Samples, blocks_for, merged, split_tokens
+from studies.sparse.measures import added, head_spreads, measure, rule_rows
+from studies.sparse.methods import METHODS, OracleMethod, clusters_method, make_method
+from studies.sparse.synthetic_keys import SyntheticOptions, synthetic_samples
 
 TOKENS = 8192
 

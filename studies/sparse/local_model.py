@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import InvalidArgument
-from kvpool_tools.bench.sparse.exact import BLOCK_TOKENS, Samples
+from studies.sparse.exact import BLOCK_TOKENS, Samples
 
 MODEL_VARIABLE = "KVPOOL_SPARSE_MODEL"
 TEXT_VARIABLE = "KVPOOL_SPARSE_TEXT"

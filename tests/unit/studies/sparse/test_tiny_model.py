@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool.errors import InvalidArgument  # noqa: E402
-from kvpool_tools.bench.sparse import task_accuracy, training  # noqa: E402
-from kvpool_tools.bench.sparse.local_model import local_model, local_samples  # noqa: E402
-from kvpool_tools.bench.sparse.tasks import make_stream  # noqa: E402
-from kvpool_tools.bench.sparse.tiny_model import Shape, TinyModel  # noqa: E402
+from studies.sparse import task_accuracy, training  # noqa: E402
+from studies.sparse.local_model import local_model, local_samples  # noqa: E402
+from studies.sparse.tasks import make_stream  # noqa: E402
+from studies.sparse.tiny_model import Shape, TinyModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
