@@ -185,7 +185,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         (("TRACE", "--tiers", "dram:5%", "--capacity", "1%"), "has a size of dram: leave --capacity out"),
         (("TRACE", "--tiers", "dram,ssd:5%", "--ssd-ratio", "2"), "has a size of ssd: leave --ssd-ratio out"),
         (("TRACE", "--tiers", "dram,ssd:x"), "--ssd-capacity has 'x'"),
-        (("TRACE", "--tiers", "hbm:1,dram", "--nodes", "2"), "has hbm, which has no meaning with --nodes"),
+        (("TRACE", "--ssd-ratio", "nan", "--tiers", "dram,ssd"), "Invalid value for '--ssd-ratio': nan is no number"),
         (
             ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
             "expected 268435456 at most",

@@ -1,16 +1,18 @@
-"""`kvpoolctl simulate --nodes`: its rows, its table and its refusals."""
+"""The fleet as a command: its rows, its table and its refusals."""
 
 import json
 import resource
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from kvpool.errors import InvalidArgument
 from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.cli.simulation import node_options
-from kvpool_tools.cli.simulation.node_options import NodeOptions, allow_files
+from kvpool_tools.cli.simulation.__main__ import fleet
+from kvpool_tools.cli.simulation.node_options import allow_files
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 from tests.rigs.simulations import random_prompts
 
@@ -55,15 +57,17 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def _simulate(*arguments: object) -> int:
+def _simulate(*arguments: object, command: click.Command = fleet) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli(["simulate", *map(str, arguments)])
+        command([*map(str, arguments)])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
 
-def _rows(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
-    assert _simulate(*arguments, "--json") == 0
+def _rows(
+    capsys: pytest.CaptureFixture[str], *arguments: object, command: click.Command = fleet
+) -> list[dict[str, Any]]:
+    assert _simulate(*arguments, "--json", command=command) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"command", "version", "machine", "rows"}
     rows: list[dict[str, Any]] = document["rows"]
@@ -94,7 +98,7 @@ def test_json_has_a_row_for_each_router_capacity_and_number(trace: Path, capsys:
         assert row["network_bytes_peer"] == row["hit_blocks_peer"] * 64 << 20
 
 
-def test_one_node_has_the_hits_of_the_simulation_without_nodes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleet_of_one_node_has_the_hits_of_that_node(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = (trace, "--capacity", "5%,20%", "--tiers", "dram,ssd", "--policy", "class-queues,lru", "--processes", 1)
     same = (
         "policy",
@@ -104,7 +108,7 @@ def test_one_node_has_the_hits_of_the_simulation_without_nodes(trace: Path, caps
         "hit_blocks_ssd",
         "ssd_blocks_written",
     )
-    alone = [[row[name] for name in same] for row in _rows(capsys, *more)]
+    alone = [[row[name] for name in same] for row in _rows(capsys, "simulate", *more, command=cli)]
     assert alone == [[row[name] for name in same] for row in _rows(capsys, *more, "--nodes", 1)]
 
 
@@ -155,8 +159,8 @@ def test_a_picture_is_drawn(trace: Path, tmp_path: Path) -> None:
             ("--nodes", "2", "--router", "random"),
             "--router has 'random', expected session-affine, kv-aware, round-robin",
         ),
-        (("--router", "kv-aware"), "--router goes with --nodes"),
-        (("--store-publish", "all"), "--store-publish goes with --nodes"),
+        (("--router", "kv-aware"), "Missing option '--nodes'"),
+        (("--nodes", "2", "--tiers", "hbm:1,dram"), "has hbm, which has no meaning for many nodes"),
         (("--nodes", "2", "--store", "much"), "--store has 'much', expected a share"),
         (("--nodes", "2", "--store-publish", "all"), "--store-publish goes with --store"),
         (("--nodes", "2", "--network-latency", "1"), "--network-latency: '1' is no duration"),
@@ -168,7 +172,6 @@ def test_a_picture_is_drawn(trace: Path, tmp_path: Path) -> None:
         (("--nodes", "2", "--network-gb-per-s", "0"), "Invalid value for '--network-gb-per-s'"),
         (("--nodes", "2", "--seed", "-1"), "Invalid value for '--seed'"),
         (("--nodes", "2", "--prefill-tokens-per-s", "nan"), "Invalid value for '--prefill-tokens-per-s': nan"),
-        (("--ssd-ratio", "nan", "--tiers", "dram,ssd"), "Invalid value for '--ssd-ratio': nan is no number"),
     ],
 )
 def test_wrong_options_are_named(
@@ -196,4 +199,3 @@ def test_every_default_is_an_options(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     for name in node_options.DEFAULTS:
         assert f"--{name.replace('_', '-')} " in text
-    assert NodeOptions.parse({"nodes": None, "router": None}) is None

@@ -19,8 +19,6 @@ from kvpool.config.config import Config, load_config
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool_tools.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simulated_config
 from kvpool_tools.sim.children import start_bound, stop
-from kvpool_tools.sim.cluster.cell import ClusterCell, ClusterOutcome
-from kvpool_tools.sim.cluster.cluster import run_cluster
 from kvpool_tools.sim.grouped.cell import GroupedCell, run_grouped
 from kvpool_tools.sim.replay_times import read_times
 from kvpool_tools.sim.traces import Trace, TraceError, TraceRequest
@@ -31,9 +29,9 @@ STOP_TIMEOUT_S = 5.0
 
 # Partial blocks at the ends of prompts: asked for and never stored, as a pool does; stored like others; not there.
 TAILS = ("counted", "stored", "left-out")
-# A cell of one node, of one with groups or of many, or a number of blocks whose bounds are wanted.
-Work = Cell | GroupedCell | ClusterCell | int
-Result = Outcome | ClusterOutcome | Bounds
+# A cell, one with groups, or a number of blocks whose bounds are wanted.
+Work = Cell | GroupedCell | int
+Result = Outcome | Bounds
 
 
 def read_work(line: bytes) -> Work:
@@ -41,9 +39,7 @@ def read_work(line: bytes) -> Work:
     asked = json.loads(line)
     if isinstance(asked, int):
         return asked
-    if "window_blocks" in asked:
-        return GroupedCell.parse(asked)
-    return ClusterCell.parse(asked) if "nodes" in asked else Cell(**asked)
+    return GroupedCell.parse(asked) if "window_blocks" in asked else Cell(**asked)
 
 
 def write_work(work: Work) -> bytes:
@@ -102,8 +98,6 @@ class Simulation:
         """Do one piece of work here."""
         if isinstance(work, int):
             return run_bounds(self._workload, work)
-        if isinstance(work, ClusterCell):
-            return run_cluster(self._workload, work, self._config)
         if isinstance(work, GroupedCell):
             return run_grouped(self._workload, work, self._config)
         return run_cell(self._workload, work, self._config)
@@ -158,9 +152,7 @@ class _Child:
         if not line.endswith(b"\n"):
             raise self._ended()
         fields = json.loads(line)
-        if isinstance(self.asked, int):
-            return Bounds(**fields)
-        return ClusterOutcome(**fields) if isinstance(self.asked, ClusterCell) else Outcome(**fields)
+        return Bounds(**fields) if isinstance(self.asked, int) else Outcome(**fields)
 
     def stop(self) -> None:
         """End it. Idempotent."""

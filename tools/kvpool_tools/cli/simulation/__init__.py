@@ -1,1 +1,1 @@
-"""Parts of `kvpoolctl simulate`: its capacities, and its options, rows and picture for many nodes."""
+"""Parts of `kvpoolctl simulate`: its options, rows and document."""

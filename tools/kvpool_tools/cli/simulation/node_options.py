@@ -1,7 +1,7 @@
-"""Options of `kvpoolctl simulate --nodes`: how many nodes, which router, what is between them. Main thread of a command."""
+"""Options of the fleet: how many nodes, which router, what is between them. Main thread of a command."""
 
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,9 @@ def _option(name: str, metavar: str | None, text: str, kind: Any = None) -> Call
 
 
 NODE_OPTIONS = (
-    click.option("--nodes", metavar="LIST", help="Numbers of nodes that share the requests, by comma: 1,2,4."),
+    click.option(
+        "--nodes", required=True, metavar="LIST", help="Numbers of nodes that share the requests, by comma: 1,2,4."
+    ),
     _option("--router", "LIST", f"Models of the router, by comma: {', '.join(ROUTERS)}"),
     _option("--peers", None, "Whether nodes pull from one another", click.Choice(("on", "off"))),
     _option("--store", "C", "Capacity of a shared store, like one entry of --capacity"),
@@ -63,17 +65,6 @@ NODE_OPTIONS = (
     _option("--prefill-tokens-per-s", "R", "Each node's rate of computing", NumberRange(min=1.0, max=1e9)),
     _option("--seed", "N", "Of the router's choices", click.IntRange(0, SEED_MAX)),
 )
-
-
-def add_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """Decorator of a command that adds the options, in this order."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +87,8 @@ class NodeOptions:
     seed: int
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> "NodeOptions | None":
-        """The command's options by name, None where not given; None without --nodes. Raises InvalidArgument."""
-        if given["nodes"] is None:
-            alone = next((name for name, value in given.items() if value is not None), None)
-            if alone is not None:
-                raise InvalidArgument(f"--{alone.replace('_', '-')} goes with --nodes, expected --nodes too")
-            return None
+    def parse(cls, given: Mapping[str, Any]) -> "NodeOptions":
+        """The command's options by name, None where not given. Raises InvalidArgument."""
         _check_pairs(given)
         values = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
         index_bytes = _size("--peer-index", values["peer_index"])

@@ -1,5 +1,9 @@
-"""Rows of `kvpoolctl simulate --nodes`: where hits come from with so many nodes, and what that costs. Main thread only."""
+"""Rows of the fleet: where hits come from with so many nodes, and what that costs. Main thread alone."""
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,9 @@ from kvpool_tools.cli.simulation.options import (
     ssd_blocks_beside,
 )
 from kvpool_tools.sim.cluster.cell import ClusterCell, ClusterOutcome
+from kvpool_tools.sim.cluster.cluster import run_cluster
 from kvpool_tools.sim.cluster.remote_index import ENTRY_BYTES
-from kvpool_tools.sim.runner import Simulation
+from kvpool_tools.sim.runner import SimulationSettings
 from kvpool_tools.sim.traces import Trace
 from kvpool_tools.sim.workload import Workload
 
@@ -33,16 +38,33 @@ def simulate_nodes(path: str, wanted: SimulateOptions, nodes: NodeOptions, progr
     settings.config()  # its faults are reported before the trace is read
     allow_files(max(nodes.nodes))
     task = progress.add_task(f"read {name}", total=None)
-    workload = settings.workload()
+    workload = _workload(settings)
     cells = _cells(wanted, nodes, workload)
     progress.update(task, description=f"simulate {name}", total=len(cells))
-    rows: dict[ClusterCell, Row] = {}
-    for cell, outcome in Simulation(settings, workload).run_all(list(cells), wanted.processes):
-        assert isinstance(cell, ClusterCell)
-        assert isinstance(outcome, ClusterOutcome)
-        rows[cell] = _row(name, workload, cell, outcome, share=cells[cell])
+    rows: list[Row] = []
+    for cell, outcome in zip(cells, _outcomes(settings, list(cells), wanted.processes), strict=True):
+        rows.append(_row(name, workload, cell, outcome, share=cells[cell]))
         progress.update(task, advance=1)
-    return [rows[cell] for cell in cells]
+    return rows
+
+
+def _outcomes(settings: SimulationSettings, cells: Sequence[ClusterCell], processes: int) -> Iterator[ClusterOutcome]:
+    """The outcome of each cell, in their order, from so many processes; each reads the trace itself."""
+    run = partial(_run, settings)
+    if min(processes, len(cells)) == 1:
+        yield from map(run, cells)
+        return
+    with ProcessPoolExecutor(min(processes, len(cells)), get_context("spawn")) as children:
+        yield from children.map(run, cells)
+
+
+def _run(settings: SimulationSettings, cell: ClusterCell) -> ClusterOutcome:
+    return run_cluster(_workload(settings), cell, settings.config())
+
+
+@lru_cache(maxsize=1)
+def _workload(settings: SimulationSettings) -> Workload:
+    return settings.workload()
 
 
 def _cells(wanted: SimulateOptions, nodes: NodeOptions, workload: Workload) -> dict[ClusterCell, float]:
