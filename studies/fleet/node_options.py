@@ -11,10 +11,10 @@ from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_duration, parse_size
 from kvpool_tools.cli.number_range import NumberRange
 from kvpool_tools.cli.simulation.options import SimulateOptions, listed, parse_blocks
-from kvpool_tools.sim.cluster.cell import PUBLISHED, ClusterSettings
-from kvpool_tools.sim.cluster.remote_index import ENTRY_BYTES
-from kvpool_tools.sim.cluster.routers import ROUTERS
 from kvpool_tools.sim.traces import BLOCK_TOKENS
+from studies.fleet.cell import PUBLISHED, ClusterSettings
+from studies.fleet.remote_index import ENTRY_BYTES
+from studies.fleet.routers import ROUTERS
 
 NODES_MAX = 4096
 SEED_MAX = (1 << 63) - 1

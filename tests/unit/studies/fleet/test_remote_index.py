@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool_tools.sim.cluster.remote_index import BlockChange, RemoteIndex
-from kvpool_tools.sim.cluster.shared_store import SharedStore
+from studies.fleet.remote_index import BlockChange, RemoteIndex
+from studies.fleet.shared_store import SharedStore
 
 
 def _come(*blocks: int) -> list[BlockChange]:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from kvpool.config.config import load_config
 from kvpool_tools.sim.cells import Cell, run_cell
-from kvpool_tools.sim.cluster.routers import ROUTERS
 from kvpool_tools.sim.node import POLICIES
 from kvpool_tools.sim.workload import Prompt, Workload, make_workload
+from studies.fleet.routers import ROUTERS
 from tests.rigs.clusters import cluster_cell, run
 from tests.rigs.simulations import random_prompts, workload_of
 

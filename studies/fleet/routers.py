@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool_tools.sim.cluster.remote_index import RemoteIndex
+from studies.fleet.remote_index import RemoteIndex
 
 # A known prefix decides from this part of the prompt on: less is a common prompt, which every node has soon.
 KNOWN_SHARE = 0.5

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvpool_tools.sim.cluster.remote_index import BlockChange, RemoteIndex
-from kvpool_tools.sim.cluster.routers import ROUTERS, KvAware, Router, make_router
-from kvpool_tools.sim.cluster.sessions import sessions_of
 from kvpool_tools.sim.runner import SimulationSettings
 from kvpool_tools.sim.workload import NO_SESSION, Prompt, make_workload
+from studies.fleet.remote_index import BlockChange, RemoteIndex
+from studies.fleet.routers import ROUTERS, KvAware, Router, make_router
+from studies.fleet.sessions import sessions_of
 from tests.rigs.real_traces import real_trace
 from tests.rigs.simulations import workload_of
 

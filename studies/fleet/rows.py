@@ -12,7 +12,6 @@ from rich.progress import Progress
 
 from kvpool.units import format_size
 from kvpool_tools.cli.output import print_table
-from kvpool_tools.cli.simulation.node_options import NodeOptions, allow_files
 from kvpool_tools.cli.simulation.options import (
     BLOCKS_MAX,
     SimulateOptions,
@@ -20,12 +19,13 @@ from kvpool_tools.cli.simulation.options import (
     parse_share,
     ssd_blocks_beside,
 )
-from kvpool_tools.sim.cluster.cell import ClusterCell, ClusterOutcome
-from kvpool_tools.sim.cluster.cluster import run_cluster
-from kvpool_tools.sim.cluster.remote_index import ENTRY_BYTES
 from kvpool_tools.sim.runner import SimulationSettings
 from kvpool_tools.sim.traces import Trace
 from kvpool_tools.sim.workload import Workload
+from studies.fleet.cell import ClusterCell, ClusterOutcome
+from studies.fleet.cluster import run_cluster
+from studies.fleet.node_options import NodeOptions, allow_files
+from studies.fleet.remote_index import ENTRY_BYTES
 
 COLUMNS_MAX = 16
 

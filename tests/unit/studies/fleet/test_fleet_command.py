@@ -10,10 +10,10 @@ import pytest
 
 from kvpool.errors import InvalidArgument
 from kvpool_tools.cli.kvpoolctl import cli
-from kvpool_tools.cli.simulation import node_options
-from kvpool_tools.cli.simulation.__main__ import fleet
-from kvpool_tools.cli.simulation.node_options import allow_files
 from kvpool_tools.sim.traces import BLOCK_TOKENS
+from studies.fleet import node_options
+from studies.fleet.__main__ import fleet
+from studies.fleet.node_options import allow_files
 from tests.rigs.simulations import random_prompts
 
 # Names that programs rely on; new ones are added, none is renamed.

@@ -1,6 +1,6 @@
 """Fleet: hit rates of traces in a pool of many nodes, by a model of the router, with peers and a shared store between them.
 
-    python -m kvpool_tools.cli.simulation TRACE... --nodes 1,4,16,64,256,1000 --router session-affine,kv-aware --png nodes.png
+    python -m studies.fleet TRACE... --nodes 1,4,16,64,256,1000 --router session-affine,kv-aware --png nodes.png
 
 Each node runs the daemon's own decisions; docs/sizing.md has the models. Exit codes are those of `kvpoolctl`. Main thread only.
 """
@@ -12,12 +12,12 @@ import click
 
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
 from kvpool_tools.cli.simulation.document import simulate_each
-from kvpool_tools.cli.simulation.node_options import NODE_OPTIONS, NodeOptions
-from kvpool_tools.cli.simulation.nodes import print_node_rows, simulate_nodes
-from kvpool_tools.cli.simulation.nodes_plot import plot_nodes
 from kvpool_tools.cli.simulation.trace_options import TRACE_OPTIONS, add_options, parse_options, policy_option
 from kvpool_tools.sim.node import POLICIES
 from kvpool_tools.sim.traces import TraceError
+from studies.fleet.node_options import NODE_OPTIONS, NodeOptions
+from studies.fleet.plot import plot_nodes
+from studies.fleet.rows import print_node_rows, simulate_nodes
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -23,14 +23,14 @@ from kvpool.config.config import Config
 from kvpool.journal.event_log import ChangeKind
 from kvpool.key_column import KeyColumn
 from kvpool.packed_rows import CHANGE_ROW, struct_of
-from kvpool_tools.sim.cluster.cell import ClusterCell, ClusterOutcome
-from kvpool_tools.sim.cluster.links import Links, Rates
-from kvpool_tools.sim.cluster.remote_index import BlockChange, RemoteIndex
-from kvpool_tools.sim.cluster.routers import FOLLOWS_EVENTS, make_router
-from kvpool_tools.sim.cluster.sessions import sessions_of
-from kvpool_tools.sim.cluster.shared_store import SharedStore
 from kvpool_tools.sim.node import SimulatedNode
 from kvpool_tools.sim.workload import Workload
+from studies.fleet.cell import ClusterCell, ClusterOutcome
+from studies.fleet.links import Links, Rates
+from studies.fleet.remote_index import BlockChange, RemoteIndex
+from studies.fleet.routers import FOLLOWS_EVENTS, make_router
+from studies.fleet.sessions import sessions_of
+from studies.fleet.shared_store import SharedStore
 
 # Room for the changes of one request: a prompt's blocks, those that make room for them, and those that move between tiers.
 FEED_CHANGES_MAX = 1 << 16
