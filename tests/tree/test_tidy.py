@@ -155,6 +155,14 @@ def test_imports_go_down_only(path: Path) -> None:
             assert part in {own} | LAYERS[package][own] | BASE | {"__version__"}, f"imports {module}"
 
 
+def test_the_wheel_has_every_package_but_studies() -> None:
+    found = re.search(r"^wheel.packages = \[(.*)\]$", text_of(ROOT / "pyproject.toml"), re.MULTILINE)
+    assert found
+    folders = [ROOT / folder for folder in re.findall(r'"(.*?)"', found[1])]
+    assert all((folder / "py.typed").exists() for folder in folders)
+    assert {folder.name for folder in folders} == PACKAGES.keys() - {"studies"}
+
+
 @for_each(NATIVE, name_of)
 def test_native_includes_go_down_only(path: Path) -> None:
     room = path.relative_to(ROOT / "native").parts[0]
