@@ -11,9 +11,7 @@ ROOT = Path(__file__).parents[2]
 SSD_NAMED_IN = (
     "kvpool/tiers/ssd/",
     "kvpool/config/",
-    "kvpool/bench/",
     "kvpool/cli/",
-    "kvpool/sim/",
     "kvpool/pool/lower_tiers.py",
     "kvpool/tiers/store/objects.py",  # its objects have the headers of slots on disk
     "kvpool/types.py",
@@ -27,8 +25,6 @@ SSD_NAMED_IN = (
 HBM_NAMED_IN = (
     "kvpool/tiers/hbm/",
     "kvpool/config/",
-    "kvpool/cli/",
-    "kvpool/sim/",
     "kvpool/pool/lower_tiers.py",
     "kvpool/types.py",
     "kvpool/journal/",  # what engines have is at the same level

@@ -13,11 +13,11 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SimulatedArena, VirtualClock
 from kvpool.tiering.link import Link
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, SaveState
+from kvpool_tools.sim.metadata_tier import MetadataTier
+from kvpool_tools.sim.node import SimulatedArena, VirtualClock
 
 CAPACITY = 4 << 20
 SEGMENT_BYTES = 128 << 10

@@ -11,12 +11,12 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SimulatedArena, VirtualClock
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
 from kvpool.tiering.link import Link
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
+from kvpool_tools.sim.metadata_tier import MetadataTier
+from kvpool_tools.sim.node import SimulatedArena, VirtualClock
 
 CHUNKS = STARTED_AT_ONCE
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
