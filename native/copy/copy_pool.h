@@ -21,7 +21,6 @@
 #include <mutex>
 
 #include "shared_index/landing_wait.h"
-#include "base/process_life.h"
 #include "threads/thread_group.h"
 
 namespace kvpool {
@@ -39,16 +38,6 @@ class CopyJob {
   [[nodiscard]] virtual bool name_awaited(LandingWait&) const { return false; }
   virtual void cancel() = 0;
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
-
- protected:
-  // Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
-  static constexpr uint64_t PIECE_BYTES = 256 << 10;
-
-  // Whether this is a forked child's copy of the job: its pieces are not running here, whatever it says.
-  [[nodiscard]] bool is_inherited() const noexcept { return process_life() != life_; }
-
- private:
-  const uint32_t life_ = process_life();
 };
 
 class CopyQueue {
