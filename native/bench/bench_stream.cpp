@@ -145,7 +145,7 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
     while (setting.server->stats().offers > 0) {
       std::this_thread::yield();
     }
-    static_cast<void>(setting.server->completed());
+    static_cast<void>(setting.server->take_outcomes());
     return first_extent_us;
   });
 }

@@ -10,12 +10,12 @@
 namespace kvpool {
 
 NearCopier::NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board,
-                       const std::atomic<bool>& has_ended, Report report)
+                       const LineJob& job, Report report)
     : plan_(plan),
       part_(part),
       arena_(arena),
       board_(board),
-      has_ended_(has_ended),
+      job_(job),
       report_(std::move(report)),
       begun_(StreamClock::now()),
       chunks_((plan.chunks.size() + plan.parts - 1 - part) / plan.parts) {
@@ -71,7 +71,7 @@ bool NearCopier::copy_extent(uint32_t number, uint32_t extent, uint32_t& crc) {
 }
 
 bool NearCopier::must_end() {
-  if (has_ended_.load(std::memory_order_relaxed)) {
+  if (job_.has_ended()) {
     end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
     return true;
   }

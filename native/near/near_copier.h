@@ -13,7 +13,6 @@
 // Threads: one.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "net/extent_receiver.h"
 #include "shared_index/chunk_table.h"
 #include "shared_index/landing_board.h"
+#include "threads/job_line.h"
 
 namespace kvpool {
 
@@ -48,10 +48,10 @@ class NearCopier {
  public:
   using Report = std::function<void(const PullOutcome&)>;
 
-  // Copies the chunks number `part`, `part` + `parts`, … of the plan. `has_ended`: the job is to end now. `report` is called once for
-  // each chunk; what it does not know of an outcome (job, waited) is left to it.
+  // Copies the chunks number `part`, `part` + `parts`, … of the plan, until the job is to end. `report` is called once for each chunk;
+  // what the copier does not know of an outcome (job, waited) is left to it.
   // REQUIRES: every source inside the owner's arena and index, every target inside arena and index, for as many extents.
-  NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board, const std::atomic<bool>& has_ended,
+  NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board, const LineJob& job,
              Report report);
 
   // Copies until all chunks have ended.
@@ -89,7 +89,7 @@ class NearCopier {
   const uint32_t part_;
   const Mapping& arena_;
   LandingBoard& board_;
-  const std::atomic<bool>& has_ended_;
+  const LineJob& job_;
   const Report report_;
   const StreamClock::time_point begun_;
   std::vector<Chunk> chunks_;   // of this part

@@ -75,13 +75,13 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "retention": {"base", "records", "arena"},
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
-    "copy": {"base", "checksum", "shared_index"},
+    "copy": {"base", "threads", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},
     "device": {"base", "copy"},
     "mover": {"base", "threads", "checksum", "shared_index", "copy", "device"},
     "near": {"base", "threads", "checksum", "shared_index", "copy", "net"},
-    "sparse": {"base", "checksum", "copy"},
+    "sparse": {"base", "threads", "checksum", "copy"},
 }
 # What the packages of client/ may import of `kvpool`.
 SHARED = {

@@ -464,7 +464,7 @@ class Offers:
 
     def _settle(self) -> None:
         """Release the leases of offers that have ended."""
-        for ended in self._server.completed():
+        for ended in self._server.take_outcomes():
             offered = self._offered.pop(ended.offer)
             if self._parts is not None:
                 self._parts.drop(ended.offer)

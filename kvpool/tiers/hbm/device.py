@@ -105,7 +105,7 @@ class OpenDevice:
 
     def completed(self) -> list[tuple[int, int, int]]:
         """What has ended."""
-        return [(end.job, end.chunk, end.outcome) for end in self._mover.completed()]
+        return [(end.job, end.chunk, end.outcome) for end in self._mover.take_outcomes()]
 
     def stats(self) -> dict[str, int | float]:
         """What the mover counts."""

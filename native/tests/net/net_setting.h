@@ -205,7 +205,7 @@ inline std::map<uint32_t, PullOutcome> wait_for_pulled(PullQueue& queue, size_t 
 }
 inline std::vector<OfferOutcome> wait_for_offers(ExtentServer& server, size_t count) {
   std::vector<OfferOutcome> all;
-  collect(server.event_fd(), count, all, [&] { return server.completed(); });
+  collect(server.event_fd(), count, all, [&] { return server.take_outcomes(); });
   return all;
 }
 

@@ -152,7 +152,7 @@ class _Setting:
         while len(ends) < self.chunks:
             select.select([self.queue], [], [], LONG_S)
             ends += self.queue.take_outcomes()
-        while not server.completed():
+        while not server.take_outcomes():
             select.select([server], [], [], LONG_S)
 
     def _copy(self, ends: list[kvpool_native.PullOutcome]) -> None:
