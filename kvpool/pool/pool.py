@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
-from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
+from kvpool.pool.lower_tiers import KINDS, Planner, Site, capacities_of, make_tiering, plan_tiers
 from kvpool.pool.models import list_models
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection, held_by_model, held_by_user
@@ -49,6 +49,8 @@ from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.waiting_room import Room
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
@@ -67,13 +69,13 @@ _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, 
 class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock, kinds: TierKinds = ALL_KINDS) -> None:
+    def __init__(self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS) -> None:
         self._clock, self._config = clock, config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_tiers(config, kinds)
-        self.geometry = plan_geometry(config.dram, plans.further_entries, plans.upper)
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
+        self.geometry = plan_geometry(config.dram, plans.further_entries, plans.region)
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
         self._dram = DramTier(self.geometry, config.dram, self.epoch)
         self._directory = self._dram.directory
         server = config.server
@@ -82,8 +84,9 @@ class Pool:
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
         self.namespaces, self._joined = Namespaces(self._directory, server.user_quota), dict[ConnectionId, _Joined]()
         self._room = Room()
-        setting = Setting(config, clock, kinds.remotes, self._note_room)
-        self._tiering = make_tiering(self._dram, plans, self.namespaces, setting)
+        side = ArenaSide(self._dram, self.namespaces, clock, self._note_room)
+        site = Site(side, self._dram.memory, config, PeerAllowance(config.peer.promoted))
+        self._tiering = make_tiering(plans, site)
         self.hit_curve = MissRatioCurve(self._directory, capacities_of(config))
         self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
         retention = Retention(self._directory, self._tiering, self._priority_expiry.look)
@@ -207,7 +210,7 @@ class Pool:
     @property
     def memory(self) -> ArenaMemory:
         """The shared memory that clients map."""
-        return ArenaMemory(self._dram.arena, self._dram.index)
+        return self._dram.memory
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""
@@ -283,7 +286,8 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info | {"tiers": self._tiering.names_beside("dram")} | self._tiering.info() | self.journal.info()
+        tiers = sorted({**self._tiering.names, Level.DRAM: Level.DRAM.name.lower()}.items())
+        return info | {"tiers": [name for _, name in tiers]} | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -321,10 +325,8 @@ class Pool:
                 self._directory, {connection: user for connection, (_, user) in self._joined.items()}
             ),
             events=self.journal.stats(),
-            lower=self._tiering.stats(),
-            upper=self._tiering.upper_stats(),
-            remote=self._tiering.remote_stats(),
-            lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
+            tiers=self._tiering.stats(),
+            classes={link.tier.name: link.slots.classes() for link in self._tiering.lower},
             held=count_held(self._directory, self.namespaces),
         )
 

@@ -25,7 +25,6 @@ class MetadataTier:
     headers = None
     can_read = True
     can_write = True
-    is_authoritative = True
     is_answering = True
 
     def __init__(self, config: Config, *, blocks: int, chunk_bytes: int, segments: int = 1) -> None:

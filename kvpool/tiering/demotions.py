@@ -31,7 +31,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import NOT_STARTED, ArenaTier, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.base import NOT_STARTED, ArenaTier, Finished, JobId, Moves, Outcome, Writable
 from kvpool.tiers.jobs import Jobs
 from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
@@ -116,7 +116,7 @@ class Demotions:
     def __init__(
         self,
         arena: ArenaTier,
-        lower: BackingTier,
+        lower: Writable,
         *,
         jobs: Jobs,
         namespaces: Namespaces,

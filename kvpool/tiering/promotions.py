@@ -23,7 +23,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.base import NOT_STARTED, Finished, JobId, Moves, Outcome, Readable
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
 from kvpool.types import ConnectionId, HoldId, SaveState
@@ -74,7 +74,7 @@ class Promotions:
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        lower: BackingTier,
+        lower: Readable,
         clock: Clock,
         *,
         jobs: Jobs,

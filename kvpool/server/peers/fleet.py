@@ -30,6 +30,7 @@ from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
+from kvpool.pool.lower_tiers import TierPlan
 from kvpool.pool.pool import Pool
 from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.former_members import FormerMembers
@@ -98,8 +99,11 @@ class Fleet:
     def __repr__(self) -> str:
         return f"<Fleet of {self._config.node_name}, {len(self._links)} links>"
 
-    def make_tier(self, memory: ArenaMemory, _config: Config, clock: Clock) -> PeerTier:
-        """The peer tier of this node's pool; see `lower_tiers.RemoteMaker`."""
+    def plan_tier(self, _config: Config) -> TierPlan:
+        """The peer tier of this node's pool; see `lower_tiers.Planner`."""
+        return TierPlan(lambda site: site.remote(self._make_tier(site.memory, site.clock)))
+
+    def _make_tier(self, memory: ArenaMemory, clock: Clock) -> PeerTier:
         config = self._config
         settings = PeerTierSettings(
             answer_s=config.answer_timeout,

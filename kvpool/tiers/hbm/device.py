@@ -10,8 +10,7 @@ from typing import Protocol
 import kvpool_native
 from kvpool.config.hbm_options import ORDINAL_MAX, HbmConfig
 from kvpool.errors import KVPoolError
-from kvpool.tiers.base import ArenaMemory, Info
-from kvpool.tiers.copies import MemoryExport
+from kvpool.tiers.base import ArenaMemory, Info, MemoryExport
 from kvpool.tiers.hbm.plan import RING_BYTES, HbmPlan
 
 # What the driver answers for the number after that of the last device.
@@ -41,7 +40,7 @@ class UsableDevice(Protocol):
         """A descriptor that can be read while there is something completed."""
 
     def copy(self, rows: bytes) -> int:
-        """Start to copy the chunks of `CopyMoves.rows`: the job's number, 0 where too much is under way."""
+        """Start to copy the chunks of these rows (`DEVICE_MOVE_ROW`): the job's number, 0 where too much is under way."""
 
     def check(self, rows: bytes) -> int:
         """Start to compare copies with their checksums, alike."""

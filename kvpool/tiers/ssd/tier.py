@@ -7,7 +7,7 @@ failure here affects the arena: it changes the state of this tier, and its chunk
         └──cannot be opened──► OFFLINE       ├──a write or the catalogue fails──► READONLY ────────────┤
                                              └──reads keep failing, or the disk does not answer──► OFFLINE
 
-Control thread only, except where `BackingTier` says otherwise. Invariant: files and catalogue together never take more than
+Control thread only, except where `Tier` says otherwise. Invariant: files and catalogue together never take more than
 the capacity.
 """
 
@@ -78,11 +78,10 @@ class _Asked:
 
 
 class SsdTier:
-    """See the module, and `BackingTier`."""
+    """See the module, and `Backing`."""
 
     name = NAME
     level = Level.SSD
-    is_authoritative = True
 
     def __init__(self, plan: SsdPlan, memory: ArenaMemory, config: Config, clock: Clock) -> None:
         self.plan = plan
@@ -491,7 +490,7 @@ class SsdTier:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""
         lost = self._disk.take_lost()
         if self._disk.has_failed_catalogue:
-            self._owner.on_doubt()
+            self._owner.on_lost()
         for key, generation in lost:
             self._lost_chunks += self.slots.directory.drop(key, generation)
         if lost:

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 
-from kvpool.clock import NS_PER_S, Clock, MonotonicClock
+from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.config.addresses import parse_zmq
 from kvpool.config.config import Config
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
@@ -16,9 +16,10 @@ from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.members.member import Member
+from kvpool.pool.lower_tiers import Site, TierPlan
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.offers import Offers, OfferSettings
-from kvpool.tiers.base import ArenaMemory
+from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import Level
@@ -56,7 +57,7 @@ class Node:
         self.hints = RemoteChunks(PAIRS, os.urandom(16))
         self.tiers: list[PeerTier] = []
         self.links: dict[NodeName, PeerLink] = {}
-        self.pool = TieredPool(media, dram_chunks, remotes=[self._make], levels=[Level.SSD] * len(media))
+        self.pool = TieredPool(media, dram_chunks, kinds=[self._plan], levels=[Level.SSD] * len(media))
 
     @property
     def tier(self) -> PeerTier:
@@ -112,18 +113,20 @@ class Node:
         while self.hints.advance():
             pass
 
-    def _make(self, memory: ArenaMemory, _config: Config, _clock: Clock) -> PeerTier:
-        self.tiers.append(
-            PeerTier(
-                memory,
-                self.hints,
-                self.links.get,
-                settings=self._pulls,
-                clock=self.clock,
-                random=random.Random(2),
-            )
+    def _plan(self, _config: Config) -> TierPlan:
+        return TierPlan(self._link_tier)
+
+    def _link_tier(self, site: Site) -> RemoteLink:
+        tier = PeerTier(
+            site.memory,
+            self.hints,
+            self.links.get,
+            settings=self._pulls,
+            clock=self.clock,
+            random=random.Random(2),
         )
-        return self.tiers[-1]
+        self.tiers.append(tier)
+        return site.remote(tier)
 
     def _note_link(self, link: PeerLink) -> None:
         if link.life is not None:

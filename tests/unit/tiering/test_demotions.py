@@ -14,7 +14,8 @@ from kvpool.layout import Layout
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.sim.node import SimulatedArena, VirtualClock
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
 
@@ -61,7 +62,7 @@ class Chain:
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, capacity, chunks)
-        self.link = Link(arena, self.slower, namespaces, VirtualClock(), on_settled=lambda: None)
+        self.link = LowerLink(ArenaSide(arena, namespaces, VirtualClock()), self.slower)
         self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
         self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]

@@ -514,7 +514,7 @@ def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
             for keys in chains
         ]
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (600, 0)
         assert here.tier.nodes.of(there.name).failures == 0
         for one in leased:

@@ -49,7 +49,7 @@ def test_what_another_node_has_is_a_hit() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
@@ -69,7 +69,7 @@ def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
             await there.pool.until_moved(lambda: there.pool.pool._tiering.holds == 0)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
         assert there.server.counts["pulls"] == parts
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
@@ -93,7 +93,7 @@ def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -
         ]
         assert [one.chunks for one in leased] == [9] * 4
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (36, 0)
         for one in leased:
             here.pool.pool.leases.release(here.pool.session, one.lease)
@@ -149,7 +149,7 @@ def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
         for _ in range(20):
             assert await here.pool.load(KEYS, owner="there") == 0
         assert there.server.counts["pulls"] == 1
-        assert here.pool.pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"] == 19
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.failed_pulls_unasked"] == 19
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
@@ -165,7 +165,7 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
             request = m.Acquire(key_of(99, number), owner="there")
             leased = await here.pool.serve(pool.chains.acquire(session, request))
             assert leased.chunks <= 1
-        assert int(pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"]) >= 200 - 64
+        assert int(pool.measure({}).tiers["peer"]["peer.failed_pulls_unasked"]) >= 200 - 64
         here.believe(there, KEYS)
         begun_ns = here._clock.now_ns()
         assert await here.pool.load(KEYS) == len(KEYS)
@@ -184,7 +184,7 @@ def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
         await there.pool.flush("dram")
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.pool.pool.measure({}).lower["memory"]["memory.promoted_chunks"] == len(KEYS)
+        assert there.pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == len(KEYS)
 
     run(act, has_disk=True)
 
@@ -197,7 +197,7 @@ def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
         there.offers.stream = relay.address
         assert await here.pool.load(KEYS) == 0
         assert relay.forged > 0
-        assert here.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] == 0
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] == 0
         relay.close()
 
     run(act)
@@ -217,7 +217,7 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
     allowance = WatchedAllowance(4 * CHUNK)
 
     async def act(here: Node, there: Node) -> None:
-        there.pool.pool._tiering.links[0].promotions.for_peers = allowance
+        there.pool.pool._tiering.lower[0].promotions.for_peers = allowance
         assert await there.pool.save(KEYS) == len(KEYS)
         assert await there.pool.demote() == 0
         await there.pool.flush("dram")
@@ -275,7 +275,7 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
-        stats, record = here.pool.pool.measure({}).remote["peer"], here.tier.nodes.of(there.name)
+        stats, record = here.pool.pool.measure({}).tiers["peer"], here.tier.nodes.of(there.name)
         counted = stats["peer.failed_pulls_unencrypted"], stats["peer.pulled_chunks"], record.failures
         assert (counted, record.last_error[:29]) == ((1, 0, 1), "would send chunks unencrypted")
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
@@ -431,7 +431,7 @@ def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None
 
     async def act(here: Node, there: Node) -> None:
         def pulled() -> int:
-            counted = (node.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] for node in (here, there))
+            counted = (node.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] for node in (here, there))
             return sum(int(chunks) for chunks in counted)
 
         await there.join(here)
