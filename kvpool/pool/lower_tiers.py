@@ -85,7 +85,7 @@ def _plan_ssd(config: Config) -> TierPlan | None:
         further_entries=plan.max_chunks,
         descriptors=plan.segments,
         descriptors_option="ssd.segment",
-        examine=lambda: examine_place(plan.path, is_made=plan.is_made) or warning_of(config),
+        examine=lambda: examine_place(plan.path, is_made=config.ssd.create) or warning_of(config),
     )
 
 

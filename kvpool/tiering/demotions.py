@@ -204,7 +204,7 @@ class Demotions:
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start one turn of due writes: above the watermark (or `is_urgent`) the coldest, with write-through the newest."""
-        order = WriteOrder.NEWEST if self._policy.is_write_through and not is_urgent else WriteOrder.COLDEST
+        order = WriteOrder.NEWEST if self._policy.write_through and not is_urgent else WriteOrder.COLDEST
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
             while (
@@ -212,9 +212,7 @@ class Demotions:
                 and refused.chunks < REFUSED_AT_ONCE
                 and self._admit(now_ns)
                 and self._has_room
-                and (
-                    is_urgent or self._policy.is_write_through or self._directory.unsaved_bytes > self._watermark_bytes
-                )
+                and (is_urgent or self._policy.write_through or self._directory.unsaved_bytes > self._watermark_bytes)
             ):
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id:

@@ -30,7 +30,7 @@ class LowerLink(StockedLink[Backing]):
         policy = lower.write_policy
         self.admission = make_admission(
             policy.admission,
-            policy.budget_bytes,
+            policy.write_budget_bytes,
             now_ns=side.clock.now_ns(),
             knows_chances=self._arena.knows_chances,
         )
@@ -73,7 +73,7 @@ class LowerLink(StockedLink[Backing]):
         """See `Link`; also the tier's admission policy and budget."""
         self.tier.reconfigure(config)
         policy = self.tier.write_policy
-        self.admission.change(policy.admission, policy.budget_bytes, self._clock.now_ns())
+        self.admission.change(policy.admission, policy.write_budget_bytes, self._clock.now_ns())
         self._remember_evicted()
 
     def on_completed(self) -> None:

@@ -106,19 +106,28 @@ class Moves:
         return b"".join(_MOVE.pack(*row) for row in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class WritePolicy:
-    """Policy of writes to a tier: options that every tier has.
+class WritePolicy(Protocol):
+    """The options of a tier's section that say which chunks are written to it."""
 
-    `admission`: the name of a policy in `kvpool.tiering.admission`. `budget_bytes`: bytes that may be written in a day, 0 for
-    no bound. `watermark`: the share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written.
-    `is_write_through`: each chunk is written as soon as it is stored.
-    """
+    @property
+    def admission(self) -> str:
+        """The name of a policy in `kvpool.tiering.admission`."""
+        ...
 
-    admission: str = "all"
-    budget_bytes: int = 0
-    watermark: float = 0.75
-    is_write_through: bool = False
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+        ...
+
+    @property
+    def watermark(self) -> float:
+        """The share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written."""
+        ...
+
+    @property
+    def write_through(self) -> bool:
+        """Whether each chunk is written as soon as it is stored."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
+from kvpool.config.peer_options import PeerConfig
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.index.remote_chunks import RemoteRun as RemoteChunksRun
@@ -25,9 +26,8 @@ from kvpool.tiers.base import NOT_STARTED, UNOWNED, ArenaMemory, Counters, Finis
 from kvpool.tiers.peer.choice import choose_run
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import Pace
-from kvpool.tiers.peer.pull_driver import LINE_S, PULL_FAULTS, PullDriver
+from kvpool.tiers.peer.pull_driver import LINE_S, PULL_FAULTS, PULLS_MAX, PullDriver
 from kvpool.tiers.peer.pulls import Pull, Pulls
-from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_transport import StreamTransport
 from kvpool.transfer.transport import Transport
@@ -61,7 +61,7 @@ class PeerTier:
         chunks: RemoteChunks,
         link_of: Callable[[NodeName], PeerLink | None],
         *,
-        settings: PeerTierSettings,
+        config: PeerConfig,
         clock: Clock,
         random: Uniform,
         transports: Sequence[Transport] = (),
@@ -69,22 +69,21 @@ class PeerTier:
         """`transports`: ways by which chunks may come beside the stream, the best one first."""
         self._chunks = chunks
         self._link_of = link_of
-        self._settings = settings
         self._clock = clock
         self._index = kvpool_native.IndexView(memory.index)
         self._pulls = Pulls(kvpool_native.LandingBoard(memory.index))
-        stream = StreamTransport(memory.arena, memory.index, threads=settings.threads, jobs_max=settings.pulls_max)
+        stream = StreamTransport(memory.arena, memory.index, threads=config.threads, jobs_max=PULLS_MAX)
         self._transports = (*transports, stream)
-        self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
+        self.nodes = NodeRecords(clock, random)
         self._publishing: asyncio.TimerHandle | None = None
-        self._unmeasured = Pace(settings.pace, clock)
+        self._unmeasured = Pace(clock)
         self._driver = PullDriver(
             self._pulls,
             chunks,
             link_of,
             nodes=self.nodes,
             transports=self._transports,
-            settings=settings,
+            config=config,
             clock=clock,
             find_next=self._find_next,
             on_ended=lambda: self._owner.on_completed(),

@@ -12,7 +12,7 @@ from kvpool.clock import NS_PER_S, Stopwatch
 from kvpool.tiers.base import ArenaMemory, Counters, JobId, Moves
 from kvpool.tiers.ssd.faults import text_of
 from kvpool.tiers.ssd.place import SsdPlace, probe_disk
-from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, SsdPlan
+from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, QUEUE_JOBS, SsdPlan
 from kvpool.tiers.ssd.status import SsdStatus
 
 log = logging.getLogger(__name__)
@@ -44,13 +44,13 @@ class OpenSsd:
         self._epoch = epoch
         self.probing = Stopwatch()
         self._index_view = kvpool_native.IndexView(memory.index)
-        wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
+        wants_rings = plan.config.io == "io_uring" or (plan.config.io == "auto" and files.is_direct)
         self._queue = kvpool_native.SsdQueue(
-            files, memory.arena, memory.index, plan.threads, plan.queue_jobs, wants_rings
+            files, memory.arena, memory.index, plan.config.threads, QUEUE_JOBS, wants_rings
         )
         error = self._queue.io()["ring_error"]
         if error:
-            level = logging.WARNING if plan.io == "io_uring" else logging.INFO
+            level = logging.WARNING if plan.config.io == "io_uring" else logging.INFO
             log.log(level, "the ssd tier does without io_uring: %s", os.strerror(error))
 
     def __repr__(self) -> str:

@@ -67,7 +67,7 @@ class Opened:
 def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -> Opened:
     """Open or make everything, and find earlier chunks. Raises SsdUnavailable, also soon after `is_stopping` is set."""
     try:
-        warning = check_directory(plan.path, is_made=plan.is_made)
+        warning = check_directory(plan.path, is_made=plan.config.create)
         return _open(plan, memory, is_stopping, warning)
     except (OSError, RuntimeError, ValueError, MemoryError, KVPoolError, lmdb.Error) as error:
         traceback.clear_frames(error.__traceback__)  # which hold the lock of the directory
@@ -81,8 +81,8 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         found, identity, is_unreadable = _look(plan, catalogue_path, is_stopping)
     files = open_segments(plan)
     place = SsdPlace(plan)
-    rows, bad = catalogue_rows.restorable(found.rows if found and not plan.wants_rebuild else b"")
-    is_rebuilt = is_unreadable or (identity.namespaces != {} and (found is None or plan.wants_rebuild))
+    rows, bad = catalogue_rows.restorable(found.rows if found and not plan.config.rebuild else b"")
+    is_rebuilt = is_unreadable or (identity.namespaces != {} and (found is None or plan.config.rebuild))
     if is_rebuilt:
         rows = _rebuild(plan, identity, catalogue_path, is_stopping)
     is_outgrown = found is not None and not is_rebuilt and not catalogue_room.fits(catalogue_path, plan.catalogue_bytes)
@@ -119,7 +119,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         for key in rows["key"][flushed]:
             catalogue.delete(bytes(key))
         catalogue.put_flushes(floors.sequence)
-        catalogue.start(checkpoint_s=plan.checkpoint_s)
+        catalogue.start(checkpoint_s=plan.config.checkpoint_interval)
         disk = OpenSsd(plan, memory, files=files, place=place, epoch=identity.epoch)
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)

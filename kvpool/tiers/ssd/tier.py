@@ -49,7 +49,7 @@ from kvpool.tiers.ssd.faults import IoFaults
 from kvpool.tiers.ssd.headers import SsdHeaders
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Opened, open_ssd
-from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write_policy_of
+from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
 from kvpool.types import Level
@@ -88,7 +88,7 @@ class SsdTier:
         self.plan = plan
         self._memory = memory
         self._clock = clock
-        self._write_policy = write_policy_of(config.ssd)
+        self.write_policy: WritePolicy = config.ssd
         self._warning = warning_of(config)
         self.slots = Slots(
             NAME,
@@ -137,14 +137,9 @@ class SsdTier:
         return self._state
 
     @property
-    def write_policy(self) -> WritePolicy:
-        """Its options as they are now."""
-        return self._write_policy
-
-    @property
     def stall_s(self) -> float:
         """How long the disk may take for I/O before the tier is OFFLINE."""
-        return self.plan.stall_s
+        return self.plan.config.stall_timeout
 
     @property
     def can_read(self) -> bool:
@@ -214,7 +209,7 @@ class SsdTier:
             return
         self._drop_lost()
         if self._book is not None and self._catalogue_failure is not None:
-            self._book.catalogue.resume(checkpoint_s=self.plan.checkpoint_s)
+            self._book.catalogue.resume(checkpoint_s=self.plan.config.checkpoint_interval)
         self.corruption.end_rest()
         for faults in self._faults.values():
             faults.resume()
@@ -268,7 +263,7 @@ class SsdTier:
 
     def reconfigure(self, config: Config) -> None:
         """Use another admission policy and write budget from now on."""
-        self._write_policy = write_policy_of(config.ssd)
+        self.write_policy = config.ssd
         self._warning = warning_of(config)
 
     def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
@@ -377,7 +372,7 @@ class SsdTier:
             "ssd_segment_bytes": plan.segment_bytes,
             "ssd_max_chunks": plan.max_chunks,
             "ssd_catalogue_bytes": plan.catalogue_bytes,
-            "ssd_write_budget_bytes": self._write_policy.budget_bytes,
+            "ssd_write_budget_bytes": self.write_policy.write_budget_bytes,
             **({"ssd_warning": self._warning} if self._warning else {}),
             **({"ssd_disk_warning": self._disk_warning} if self._disk_warning else {}),
         }

@@ -21,7 +21,7 @@ from kvpool.config.store_options import StoreConfig
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.circuit_breaker import BreakerState, CircuitBreaker, Permit
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -90,13 +90,13 @@ class StoreTier:
         clock: Clock,
         random: Uniform,
         command: Sequence[str] = module_command("kvpool.tiers.store.child"),
-        breaker: BreakerSettings | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._presence = Presence()
         self._bad_chunk_log = BadChunkLog(NAME, clock)
-        self._breaker = CircuitBreaker(breaker or BreakerSettings(), clock, random)
+        self._breaker = breaker or CircuitBreaker(clock, random)
         settings = {
             "master": config.master,
             "host": config.own_host,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.peers.back_off import BackOffSettings
-from kvpool.peers.circuit_breaker import BreakerSettings
+from kvpool.peers.circuit_breaker import CircuitBreaker
 from kvpool.pool.lower_tiers import Planner, Site, TierPlan
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.store.tier import StoreTier
@@ -52,7 +52,7 @@ def planner(shared: SharedDirectory, made: list[StoreTier], *, failures: int = 3
                 clock=site.clock,
                 random=random.Random(1),
                 command=command,
-                breaker=BreakerSettings(failures=failures, back_off=back_off),
+                breaker=CircuitBreaker(site.clock, random.Random(1), failures=failures, back_off=back_off),
             )
         )
         return site.remote(made[-1])

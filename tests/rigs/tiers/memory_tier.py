@@ -41,7 +41,6 @@ from kvpool.tiers.base import (
     Outcome,
     TierOwner,
     TierState,
-    WritePolicy,
 )
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, Level
@@ -116,11 +115,11 @@ class MemoryTier:
 
     headers = None
     is_answering = True
-    write_policy = WritePolicy(watermark=0.5)
 
     def __init__(
         self, medium: Medium, level: Level, seed: int, memory: ArenaMemory, config: Config, clock: Clock
     ) -> None:
+        self.write_policy = config.ssd
         self.name = name_of(level)
         self.level = level
         self.medium = medium

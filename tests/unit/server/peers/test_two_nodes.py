@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.protocol.records import messages as m
-from kvpool.server.peers.offers import OfferSettings
+from kvpool.server.peers.offers import OFFERS_MAX
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
-from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.types import ConnectionId
-from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.nodes.stream_relay import StreamRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of
 
@@ -29,12 +29,12 @@ def run(
     has_disk: bool = False,
     sends_encrypted: bool = False,
     wants_encrypted: bool = False,
-    offers: OfferSettings | None = None,
+    offers: PeerConfig | None = None,
 ) -> None:
     async def live() -> None:
-        here = Node("here", 48, pulls=PeerTierSettings(answer_s=5.0, stall_s=5.0, is_encrypted=wants_encrypted))
+        here = Node("here", 48, pulls=peer_config(answer_timeout=5.0, stall_timeout=5.0, encrypt=wants_encrypted))
         there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
-        await there.start(offers or OfferSettings(is_encrypted=sends_encrypted))
+        await there.start(offers or peer_config(encrypt=sends_encrypted))
         await here.start()
         await here.join(there)
         await act(here, there)
@@ -75,7 +75,7 @@ def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
 
-    run(act, offers=OfferSettings(peer_bytes_max=at_once * CHUNK), has_disk=has_disk)
+    run(act, offers=peer_config(offered=at_once * CHUNK), has_disk=has_disk)
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
@@ -100,7 +100,7 @@ def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -
         for keys in chains:
             assert await here.pool.load(keys) == len(keys)
 
-    run(act, offers=OfferSettings(peer_bytes_max=4 * CHUNK), has_disk=has_disk)
+    run(act, offers=peer_config(offered=4 * CHUNK), has_disk=has_disk)
 
 
 def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeyp
         monkeypatch.undo()
         assert await here.pool.load(KEYS) == len(KEYS), "nothing is held against it"
 
-    run(act, offers=OfferSettings(peer_bytes_max=6 * CHUNK))
+    run(act, offers=peer_config(offered=6 * CHUNK))
 
 
 def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
@@ -243,7 +243,7 @@ def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
 
 def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
     async def act(here: Node, there: Node) -> None:
-        limit = there.offers._settings.offers_max // 4
+        limit = OFFERS_MAX // 4
         assert await there.pool.save(KEYS[:1]) == 1
         link = here.links[there.name]
         for number in range(limit):
