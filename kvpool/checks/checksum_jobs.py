@@ -42,7 +42,7 @@ class _Job:
     chunk: Stored
     waiting: "asyncio.Future[ChecksumResult]"
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a comparison is no use of a chunk
+    def settle(self, finished: Finished) -> None:
         """See `Job`."""
         self.owner.settle(self.chunk, self.waiting, finished)
 

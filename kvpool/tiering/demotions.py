@@ -53,6 +53,10 @@ REFUSED_AT_ONCE = 512
 PUBLISHED_AT_ONCE = 16
 
 
+# How many chunks of a size may be written at a time.
+Affordable = Callable[[int, int], int]
+
+
 @dataclass(slots=True)
 class _Chain:
     """Pinned chunks of one chain; the lower tier has the parent of the first. Columns have a value for each chunk."""
@@ -66,7 +70,7 @@ class _Chain:
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
     durations_ms: "npt.NDArray[np.uint32]"
-    affordable: Callable[[int], int]  # how many chunks may be written now
+    affordable: Affordable
     end: int  # how many chunks are to be written
     next: int = 0  # the chunks before this index are written or being written
 
@@ -101,7 +105,7 @@ class _Job:
     stored: int = 0  # those of them that it has accepted
     is_in_doubt: bool = False  # the tier may have lost what it has written
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - publishing has no time
+    def settle(self, finished: Finished) -> None:
         """See `Job`."""
         self.owner.settle(self, finished)
 
@@ -169,6 +173,7 @@ class Demotions:
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
             return True
+        affordable: Affordable = (lambda _size, _now_ns: UNBOUNDED) if is_forced else self._admission.affordable
         self._directory.admit(Admitted.ALL)
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
@@ -179,8 +184,6 @@ class Demotions:
                     pinned = next(filter(lambda pin: pin.id, of_leases), pinned)
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
-                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
-                affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     return False
@@ -197,8 +200,7 @@ class Demotions:
             return
         pinned = self._directory.pin_unsaved_prefix(namespace.id, keys.packed, parent)
         if pinned.id:
-            size = self._slot_bytes(namespace)
-            affordable = partial(self._admission.affordable, size, is_ordered=True)
+            affordable = partial(self._admission.affordable, is_ordered=True)
             with self._passing_refused() as refused:
                 self._begin(pinned, affordable, now_ns, chunks_max=STARTED_AT_ONCE, refused=refused)
 
@@ -217,9 +219,7 @@ class Demotions:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id:
                     return
-                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
-                affordable = partial(self._admission.affordable, size)
-                started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
+                started = self._begin(pinned, self._admission.affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     self._admit(now_ns)
                     return
@@ -282,7 +282,7 @@ class Demotions:
     def _begin(
         self,
         pinned: kvpool_native.Pinned,
-        affordable: Callable[[int], int],
+        affordable: Affordable,
         now_ns: int,
         *,
         chunks_max: int,
@@ -328,7 +328,8 @@ class Demotions:
         """Start to write the next chunks of a chain, as far as tier and budget allow. Returns as `_begin` does."""
         below = self._lower.slots
         size_class = below.size_class_of(chain.namespace.layout)
-        count = min(chain.end - chain.next, chunks_max, chain.affordable(now_ns))
+        affordable = chain.affordable(self._slot_bytes(chain.namespace), now_ns)
+        count = min(chain.end - chain.next, chunks_max, affordable)
         if size_class is None:
             return 0
         if count <= 0:

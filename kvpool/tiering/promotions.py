@@ -57,7 +57,7 @@ class _Promotion:
     peer: ConnectionId | None
     peer_bytes: int
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
+    def settle(self, finished: Finished) -> None:
         """See `Job`."""
         self.owner.settle(self.moves, self.generations[finished.chunk], finished)
 

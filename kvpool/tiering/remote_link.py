@@ -35,7 +35,7 @@ class _Pull:
     moves: Moves
     generations: list[int]
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
+    def settle(self, finished: Finished) -> None:
         """See `Job`."""
         self.owner.settle(self.moves.keys[finished.chunk], self.generations[finished.chunk], finished)
 

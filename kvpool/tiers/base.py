@@ -112,22 +112,18 @@ class WritePolicy(Protocol):
     @property
     def admission(self) -> str:
         """The name of a policy in `kvpool.tiering.admission`."""
-        ...
 
     @property
     def write_budget_bytes(self) -> int:
         """Bytes that may be written in a day; 0: no bound."""
-        ...
 
     @property
     def watermark(self) -> float:
         """The share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written."""
-        ...
 
     @property
     def write_through(self) -> bool:
         """Whether each chunk is written as soon as it is stored."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +153,14 @@ class ArenaTier(Protocol):
     @property
     def directory(self) -> kvpool_native.Directory:
         """The chunks it holds, and where. The lower tiers' directories are attached to it."""
-        ...
 
     @property
     def capacity_bytes(self) -> int:
         """Payload bytes it has room for."""
-        ...
 
     @property
     def max_chunks(self) -> int:
         """Chunks it has room for."""
-        ...
 
 
 class TierOwner(Protocol):
@@ -175,11 +168,9 @@ class TierOwner(Protocol):
 
     def on_completed(self) -> None:
         """Jobs have completed, or the tier can do more than before: call `completed`."""
-        ...
 
     def on_lost(self) -> None:
         """A failure: the tier may have lost chunks that were written and are not published, and has lost all copies."""
-        ...
 
 
 class _Unowned:
@@ -201,53 +192,43 @@ class Tier(Protocol):
     @property
     def name(self) -> str:
         """Its name in statistics, options and orders of operators."""
-        ...
 
     @property
     def level(self) -> Level:
         """Its number in events and answers: the lower, the faster."""
-        ...
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
         """Open in the background, restore the chunks of earlier processes into the directory, then serve until `close`.
 
         Never raises: a failure changes the state, and opening is tried again. REQUIRES: a running event loop.
         """
-        ...
 
     async def close(self) -> bool:
         """End everything; remaining jobs complete as CANCELLED. False where a thread is left waiting for its device."""
-        ...
 
     def completed(self) -> list[Finished]:
         """The chunks that have ended since the last call, at most one turn's work; `on_completed` is called again for more.
 
         Reports each chunk of each job exactly once, in any order. After `close` all that are left.
         """
-        ...
 
     def stats(self) -> Counters:
         """Counters by their public names."""
-        ...
 
     def info(self) -> Info:
         """The resources in use, for operators."""
-        ...
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each; the link verifies its slots.
 
         A forked child calls this while the threads of the daemon do not exist: it takes no lock.
         """
-        ...
 
     def problems(self) -> list[str]:
         """Problems that a restart of the daemon may solve, one line each. Any thread."""
-        ...
 
     def shortcomings(self) -> list[str]:
         """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
-        ...
 
 
 class Stocked(Tier, Protocol):
@@ -256,16 +237,13 @@ class Stocked(Tier, Protocol):
     @property
     def state(self) -> TierState:
         """Its state now."""
-        ...
 
     @property
     def slots(self) -> Slots:
         """Its directory and size classes."""
-        ...
 
     def check(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start to compare chunks in the tier with their checksums, after all other jobs."""
-        ...
 
 
 class Readable(Stocked, Protocol):
@@ -274,15 +252,12 @@ class Readable(Stocked, Protocol):
     @property
     def can_read(self) -> bool:
         """Whether `read` and `check` would start something."""
-        ...
 
     def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
         """Start to read chunks into the arena, extent by extent. Urgent jobs go first."""
-        ...
 
     def touch(self, key: bytes) -> None:
         """Record for a restart that a chunk was used now, or that its retention has changed."""
-        ...
 
 
 class Headers(Protocol):
@@ -290,11 +265,9 @@ class Headers(Protocol):
 
     def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
         """Read headers, each by key, fingerprint of the namespace, offset, generation: token ids and scope of each."""
-        ...
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        ...
 
 
 class Writable(Stocked, Protocol):
@@ -303,53 +276,42 @@ class Writable(Stocked, Protocol):
     @property
     def can_write(self) -> bool:
         """Whether `write` would start something."""
-        ...
 
     @property
     def is_answering(self) -> bool:
         """Whether its device responds, so that a request which needs room may wait for a write to end."""
-        ...
 
     @property
     def write_policy(self) -> WritePolicy:
         """The options in force; `reconfigure` may change them."""
-        ...
 
     @property
     def headers(self) -> Headers | None:
         """The reader of the token ids that it stores beside chunks; None where it stores none."""
-        ...
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from now on, as far as it can change at run time."""
-        ...
 
     def write(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start to write chunks of the arena. The slots on both sides are protected until the job has ended."""
-        ...
 
     def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
         """Record these published chunks of a write, with their retention, so that a restart finds them."""
-        ...
 
     def keep_up(self) -> None:
         """Record for a restart which chunks have left the directory, and which priorities have expired."""
-        ...
 
     def checkpoint(self, timeout_s: float) -> bool:
         """Make everything written and remembered durable. Whether it is, so that a power cut loses none. Blocks; any thread."""
-        ...
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """Forget a namespace without chunks; another one gets its number."""
-        ...
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
         """An operator has dropped the chunks of these namespaces (None: all) up to a generation (None: some of them).
 
         Whether no restart finds them.
         """
-        ...
 
 
 class Backing(Readable, Writable, Protocol):
@@ -368,12 +330,9 @@ class Exported(Stocked, Protocol):
     @property
     def can_copy(self) -> bool:
         """Whether `copy` and `check` would start something."""
-        ...
 
     def export(self) -> MemoryExport | None:
         """The memory that clients map; None while the tier is not OK."""
-        ...
 
     def copy(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start to copy chunks of the arena. The slots on both sides are protected until the job has ended."""
-        ...

@@ -16,13 +16,11 @@ log = logging.getLogger(__name__)
 class Job(Protocol):
     """A job as its owner knows it: a promotion, a demotion or a check of some chunks."""
 
-    def settle(self, finished: Finished, now_ns: int) -> None:
+    def settle(self, finished: Finished) -> None:
         """A chunk has ended."""
-        ...
 
     def end(self, now_ns: int) -> None:
         """The last chunk has been settled."""
-        ...
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ class Jobs:
         entry.is_waiting[finished.chunk] = 0
         entry.left -= 1
         entry.heard_ns = now_ns
-        entry.job.settle(finished, now_ns)
+        entry.job.settle(finished)
         if not entry.left:
             del self._by_id[finished.job]
             entry.job.end(now_ns)

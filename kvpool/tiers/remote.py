@@ -57,13 +57,10 @@ class Remote(Tier, Protocol):
 
         From local knowledge, without I/O. Nodes that do not answer now are left out.
         """
-        ...
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """All chunks from number `first` on, as if the node that the request names had them; `end` is `first` where it cannot
         be asked now."""
-        ...
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         """Start to pull chunks of a run into the arena. Offsets and generations there are zero."""
-        ...

@@ -50,7 +50,7 @@ class _Part:
     ready: int = 0  # leading chunks that are copied
     stored: int = 0  # those of them that the tier's directory has accepted
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a copy has no time
+    def settle(self, finished: Finished) -> None:
         """See `Job`."""
         self.owner.settle(self, finished)
 

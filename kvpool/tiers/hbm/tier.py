@@ -37,7 +37,7 @@ from kvpool.tiers.base import (
     TierOwner,
     TierState,
 )
-from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice, UsableDevice
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
 from kvpool.tiers.hbm.plan import NAME, HbmPlan
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.transfer.workers import call_later
@@ -69,7 +69,7 @@ class HbmTier:
         memory: ArenaMemory,
         config: Config,
         *,
-        open_device: Callable[[HbmPlan, ArenaMemory], UsableDevice] = OpenDevice,
+        open_device: Callable[[HbmPlan, ArenaMemory], OpenDevice] = OpenDevice,
     ) -> None:
         """`open_device` blocks, and raises DeviceUnavailable."""
         self.plan = plan
@@ -85,8 +85,8 @@ class HbmTier:
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self._memory = memory
         self._owner: TierOwner = UNOWNED
-        self._device: UsableDevice | None = None
-        self._opening: asyncio.Future[UsableDevice] | None = None
+        self._device: OpenDevice | None = None
+        self._opening: asyncio.Future[OpenDevice] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -216,7 +216,7 @@ class HbmTier:
         """Open the device on a thread of its own: it may never end."""
         self._retry = None
         loop = asyncio.get_running_loop()
-        opening: asyncio.Future[UsableDevice] = loop.create_future()
+        opening: asyncio.Future[OpenDevice] = loop.create_future()
         opening.add_done_callback(self._note_opening)
         self._opening = opening
         self._late = loop.call_later(OPENING_S, self._note_late_opening)
@@ -237,7 +237,7 @@ class HbmTier:
             self._reason = f"the driver has not answered for {OPENING_S:g} s (is the device healthy? nvidia-smi)"
             log.warning("hbm tier: %s", self._reason)
 
-    def _note_opening(self, opening: "asyncio.Future[UsableDevice]") -> None:
+    def _note_opening(self, opening: "asyncio.Future[OpenDevice]") -> None:
         """The device is open, or is tried again later."""
         if self._late is not None:
             self._late.cancel()
@@ -297,7 +297,7 @@ def _rows(moves: Moves, layout: Layout) -> bytes:
     return rows.tobytes()
 
 
-def _settle(opening: "asyncio.Future[UsableDevice]", result: UsableDevice | DeviceUnavailable) -> None:
+def _settle(opening: "asyncio.Future[OpenDevice]", result: OpenDevice | DeviceUnavailable) -> None:
     """End an opening, unless nobody waits for it any more."""
     if opening.done():
         return

@@ -1,4 +1,4 @@
-"""A device in memory behind the device tier: `UsableDevice` without a driver, which fails, hangs and withholds on command.
+"""A device in memory behind the device tier: `OpenDevice` without a driver, which fails, hangs and withholds on command.
 
 A job's bytes move when it is given; its chunks are reported by the next turn of the event loop, or when a test releases them.
 """
@@ -6,12 +6,13 @@ A job's bytes move when it is given; its chunks are reported by the next turn of
 import os
 import struct
 from collections.abc import Callable
+from typing import cast
 
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.pool.lower_tiers import Planner, TierPlan
 from kvpool.tiers.base import ArenaMemory, Info, MemoryExport, Outcome
-from kvpool.tiers.hbm.device import DeviceUnavailable, UsableDevice
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
 from kvpool.tiers.hbm.plan import DESCRIPTORS, HbmPlan, plan_hbm
 from kvpool.tiers.hbm.tier import HbmTier
 
@@ -132,11 +133,11 @@ def copy_planner(made: list[MemoryDevice], failures: list[str] | None = None) ->
     """A line of the pool's composition: the device tier over such devices, which are added to the list. While there are
     `failures`, each opening takes one and fails for that reason."""
 
-    def open_device(plan: HbmPlan, memory: ArenaMemory) -> UsableDevice:
+    def open_device(plan: HbmPlan, memory: ArenaMemory) -> OpenDevice:
         if failures:
             raise DeviceUnavailable(failures.pop(0))
         made.append(MemoryDevice(plan, memory))
-        return made[-1]
+        return cast(OpenDevice, made[-1])
 
     def plan(config: Config) -> TierPlan | None:
         planned = plan_hbm(config)
