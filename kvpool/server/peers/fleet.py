@@ -79,7 +79,8 @@ class Fleet:
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
-        self._keys, self._allowed = trust.keys, trust.allowed
+        self._keys = trust.keys
+        self._allowed = trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
         self._claims = NameClaims()
         self._names = NodeNames(config.node_name, self._claims, shared_key=self._keys.public if self._keys else b"")

@@ -32,7 +32,8 @@ class Pace:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._bytes = self._seconds = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
         self._wait_s = PRIOR_WAIT_S
         self._at_ns = clock.now_ns()
         self.answers = 0

@@ -92,8 +92,10 @@ class PullDriver:
         self._clock = clock
         self._find_next = find_next
         self._on_ended = on_ended
-        self._asking, self._open = Asking(clock), NodeTurns(OPEN)
-        self._misses, self._wrong = RecentMisses(clock), RecentMisses(clock, WRONG_S)
+        self._asking = Asking(clock)
+        self._open = NodeTurns(OPEN)
+        self._misses = RecentMisses(clock)
+        self._wrong = RecentMisses(clock, WRONG_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.read_bytes = 0

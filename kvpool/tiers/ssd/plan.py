@@ -20,7 +20,8 @@ CATALOGUE_BYTES_MIN = 1 << 20
 OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
 CATALOGUE_NAME = "catalogue"
-SEGMENT_PREFIX, SEGMENT_SUFFIX = "segment-", ".kvs"
+SEGMENT_PREFIX = "segment-"
+SEGMENT_SUFFIX = ".kvs"
 # Each file costs a descriptor. A tier larger than LARGE_BYTES has larger files instead of more files than this.
 SEGMENTS_MAX_LARGE = 1 << 14
 LARGE_BYTES = 4 << 40

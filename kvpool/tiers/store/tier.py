@@ -122,7 +122,10 @@ class StoreTier:
         self._owner: TierOwner = UNOWNED
         self._ended: list[Finished] = []
         self._jobs = 0
-        self._fetches = self._publishing_chunks = self._questions = self._moving_bytes = 0
+        self._fetches = 0
+        self._publishing_chunks = 0
+        self._questions = 0
+        self._moving_bytes = 0
         self._counts: Counter[str] = Counter()
         self._is_closed = False
         self.policy_stats: Callable[[], dict[str, int]] = dict  # counters of what decides which chunks are published
