@@ -8,6 +8,7 @@ Invariant: each chunk under way has one pin in the tier's directory.
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from kvpool.index.namespaces import Namespaces
 from kvpool.tiers.bad_chunk_log import BadChunkLog
@@ -36,20 +37,6 @@ class ChecksumResult:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    owner: "ChecksumJobs"
-    chunk: Stored
-    waiting: "asyncio.Future[ChecksumResult]"
-
-    def settle(self, finished: Finished) -> None:
-        """See `Job`."""
-        self.owner.settle(self.chunk, self.waiting, finished)
-
-    def end(self, now_ns: int) -> None:
-        """The only chunk is settled."""
-
-
 class ChecksumJobs:
     """All comparisons under way in one tier. `corrupt_chunks`: those that were bad."""
 
@@ -74,12 +61,12 @@ class ChecksumJobs:
             directory.unpin(chunk.pin)
             return None
         waiting: asyncio.Future[ChecksumResult] = asyncio.get_running_loop().create_future()
-        self._jobs.add(job_id, _Job(self, chunk, waiting), 1)
+        self._jobs.add(job_id, 1, partial(self._settle, chunk, waiting))
         self.pins += 1
         return waiting
 
-    def settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
-        """A chunk has been read or not."""
+    def _settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
+        """A chunk has been read or not. That is no use of it."""
         dropped, directory, key = 0, self.tier.slots.directory, chunk.key
         is_good = finished.outcome is Outcome.DONE
         fault = "" if is_good else finished.fault or finished.outcome.name.lower()

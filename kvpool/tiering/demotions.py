@@ -94,7 +94,6 @@ class _Refused:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    owner: "Demotions"
     chain: _Chain
     reservation: ReservationId
     moves: Moves
@@ -104,14 +103,6 @@ class _Job:
     published: int = 0  # leading chunks that were committed in the lower tier's directory
     stored: int = 0  # those of them that it has accepted
     is_in_doubt: bool = False  # the tier may have lost what it has written
-
-    def settle(self, finished: Finished) -> None:
-        """See `Job`."""
-        self.owner.settle(self, finished)
-
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        self.owner.finish(self, now_ns)
 
 
 class Demotions:
@@ -137,7 +128,7 @@ class Demotions:
         self._policy = lower.write_policy
         self._watermark_bytes = int(arena.capacity_bytes * self._policy.watermark)
         self._bytes_max = max(1, arena.capacity_bytes // DEMOTING_FRACTION)
-        self._under_way = 0
+        self._under_way: set[_Job] = set()
         self._unfinished: deque[_Chain] = deque()  # chains whose next part is to be started
         self._forget_from: int | None = None  # the slot at which `forget_written` goes on
         self._bytes = 0
@@ -146,10 +137,10 @@ class Demotions:
         self.corrupt_chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Demotions {self._under_way} jobs, {self._bytes} bytes>"
+        return f"<Demotions {len(self._under_way)} jobs, {self._bytes} bytes>"
 
     def __len__(self) -> int:
-        return self._under_way + len(self._unfinished)
+        return len(self._under_way) + len(self._unfinished)
 
     @property
     def pins(self) -> int:
@@ -239,11 +230,11 @@ class Demotions:
         if job.ready - job.published >= PUBLISHED_AT_ONCE:
             self._publish(job)
 
-    def finish(self, job: _Job, now_ns: int) -> None:
+    def _finish(self, job: _Job, now_ns: int) -> None:
         """End a job whose last chunk was reported."""
         if job.ready > job.published:
             self._publish(job)
-        self._under_way -= 1
+        self._under_way.remove(job)
         self.failed_chunks += len(job.is_good) - job.stored
         self._lower.slots.directory.end_reservation(job.reservation, now_ns)
         if job.stored == len(job.is_good) and job.chain.next < job.chain.end:
@@ -253,11 +244,10 @@ class Demotions:
 
     def doubt(self) -> None:
         """A failure: count the written and unpublished chunks of all jobs under way as not written."""
-        for job in self._jobs.all():
-            if isinstance(job, _Job):
-                job.is_in_doubt = True
-                job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
-                job.ready = job.published
+        for job in self._under_way:
+            job.is_in_doubt = True
+            job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
+            job.ready = job.published
 
     @property
     def _has_room(self) -> bool:
@@ -363,9 +353,9 @@ class Demotions:
         if chain.next < end:
             chain.end = chain.next  # the tier takes no more of this chain
         sources = chain.sources[written].tolist()
-        job = _Job(self, chain, ReservationId(made.id), moves, sources, [False] * taken)
-        self._jobs.add(job_id, job, taken)
-        self._under_way += 1
+        job = _Job(chain, ReservationId(made.id), moves, sources, [False] * taken)
+        self._jobs.add(job_id, taken, partial(self.settle, job), partial(self._finish, job))
+        self._under_way.add(job)
         self._admission.spend(taken * self._slot_bytes(chain.namespace), now_ns)
         return taken
 

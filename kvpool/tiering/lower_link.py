@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 
 from kvpool.config.config import Config
-from kvpool.tiering.admission import DECLINED, make_admission
+from kvpool.tiering.admission import DECLINED, POLICIES, Admission, WriteBudget
 from kvpool.tiering.demotions import Demotions
 from kvpool.tiering.link import ArenaSide, StockedLink
 from kvpool.tiering.peer_allowance import PeerAllowance
@@ -28,12 +28,8 @@ class LowerLink(StockedLink[Backing]):
         super().__init__(side, lower)
         self.settled = asyncio.Event()
         policy = lower.write_policy
-        self.admission = make_admission(
-            policy.admission,
-            policy.write_budget_bytes,
-            now_ns=side.clock.now_ns(),
-            knows_chances=self._arena.knows_chances,
-        )
+        budget = WriteBudget(policy.write_budget_bytes, side.clock.now_ns())
+        self.admission = Admission(POLICIES[policy.admission], budget, self._arena.knows_chances)
         self.promotions = Promotions(
             self._arena,
             lower,

@@ -12,7 +12,8 @@ Control thread only; no I/O. Invariant: each pull has a hold in the arena's dire
 chunks have no parent one for each, released after its last chunk was reported; `_holds` counts them, and those of placed runs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
 import kvpool_native
 from kvpool import failpoint
@@ -24,24 +25,6 @@ from kvpool.tiering.placed_run import PlacedRun
 from kvpool.tiers.base import NOT_STARTED, Counters, Finished, JobId, Moves
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, Remote, RemoteRun
 from kvpool.types import HoldId, Level, SaveState
-
-
-@dataclass(frozen=True, slots=True)
-class _Pull:
-    """One pull. `generations`: of the slots in the arena."""
-
-    owner: "RemoteLink"
-    holds: list[HoldId]
-    moves: Moves
-    generations: list[int]
-
-    def settle(self, finished: Finished) -> None:
-        """See `Job`."""
-        self.owner.settle(self.moves.keys[finished.chunk], self.generations[finished.chunk], finished)
-
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        self.owner.end(self.holds, now_ns)
 
 
 class RemoteLink(Link[Remote]):
@@ -102,15 +85,16 @@ class RemoteLink(Link[Remote]):
             self._landings.give_up(list(moves.keys), generations)
             self._release(holds, now_ns)
             return False
-        self._jobs.add(job_id, _Pull(self, holds, moves, generations), len(moves))
+        end = partial(self._end_pull, holds)
+        self._jobs.add(job_id, len(moves), partial(self.settle, moves.keys, generations), end)
         self._under_way += 1
         return True
 
-    def settle(self, key: bytes, generation: int, finished: Finished) -> None:
-        """Note that a chunk has landed or failed. `generation`: of its slot in the arena."""
-        self._landings.settle(key, generation, finished)
+    def settle(self, keys: Sequence[bytes], generations: list[int], finished: Finished) -> None:
+        """Note that a chunk has landed or failed. `generations`: of the slots in the arena."""
+        self._landings.settle(keys[finished.chunk], generations[finished.chunk], finished)
 
-    def end(self, holds: list[HoldId], now_ns: int) -> None:
+    def _end_pull(self, holds: list[HoldId], now_ns: int) -> None:
         """A pull has ended: release its holds."""
         self._under_way -= 1
         self._holds -= len(holds)

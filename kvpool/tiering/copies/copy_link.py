@@ -16,6 +16,7 @@ the tier's, which ends after its last chunk was reported; a prefix has at most o
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -41,7 +42,6 @@ COPYING_BYTES = 128 << 20
 class _Part:
     """Chunks of a prefix that are being copied. `pins`: in the arena."""
 
-    owner: "CopyLink"
     prefix: LeasedPrefix
     reservation: ReservationId
     moves: Moves
@@ -49,14 +49,6 @@ class _Part:
     is_good: list[bool]
     ready: int = 0  # leading chunks that are copied
     stored: int = 0  # those of them that the tier's directory has accepted
-
-    def settle(self, finished: Finished) -> None:
-        """See `Job`."""
-        self.owner.settle(self, finished)
-
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        self.owner.finish(self, now_ns)
 
 
 class CopyLink(StockedLink[Exported]):
@@ -74,6 +66,7 @@ class CopyLink(StockedLink[Exported]):
         self._due = DuePrefixes()
         self._turn: asyncio.Handle | None = None
         self._walk: kvpool_native.FlushWalk | None = None  # drops all copies, where the memory is lost
+        self._parts: set[_Part] = set()  # under way
         self._bytes = 0
         self._pins = 0
         self._corrupt_in_arena = 0
@@ -144,6 +137,7 @@ class CopyLink(StockedLink[Exported]):
         """Publish the leading copies of a part whose last chunk was reported, and go on with its climb."""
         self._publish(part, now_ns)
         self._let_go(part, now_ns)
+        self._parts.remove(part)
         self._pins -= len(part.pins)
         self._bytes -= self._size_of(part)
         self.failed_chunks += len(part.is_good) - part.stored
@@ -182,8 +176,8 @@ class CopyLink(StockedLink[Exported]):
     def verify(self, *, with_shared: bool = True) -> list[str]:
         """See `Link`."""
         problems = super().verify(with_shared=with_shared)
-        parts = [job for job in self._jobs.all() if isinstance(job, _Part)]
-        if sum(len(part.pins) for part in parts) != self._pins or sum(map(self._size_of, parts)) != self._bytes:
+        pins = sum(len(part.pins) for part in self._parts)
+        if pins != self._pins or sum(map(self._size_of, self._parts)) != self._bytes:
             problems.append(
                 f"{self.tier.name}: {self._pins} pins and {self._bytes} bytes are counted, not those under way"
             )
@@ -244,7 +238,8 @@ class CopyLink(StockedLink[Exported]):
         self._pins += len(part.pins)
         self._bytes += self._size_of(part)
         self._placement.spend(len(part.pins), prefix.chunk_bytes)
-        self._jobs.add(job_id, part, len(part.pins))
+        self._jobs.add(job_id, len(part.pins), partial(self.settle, part), partial(self.finish, part))
+        self._parts.add(part)
         return len(part.pins)
 
     def _pinned_part(self, prefix: LeasedPrefix, made: kvpool_native.Reserved, first: int, taken: int) -> _Part:
@@ -266,7 +261,7 @@ class CopyLink(StockedLink[Exported]):
             arena_offsets=np.frombuffer(columns.offsets, "<u8").tolist(),
             arena_slots=np.frombuffer(columns.slots, "<u8").tolist(),
         )
-        return _Part(self, prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
+        return _Part(prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
 
     def _let_go(self, part: _Part, now_ns: int) -> None:
         for pin in part.pins:
