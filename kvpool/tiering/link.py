@@ -75,7 +75,7 @@ class Link(Generic[TierT]):
     async def close(self) -> bool:
         """Close the tier and settle its jobs. False: its device does not answer, and is abandoned."""
         has_ended = await self.tier.close()
-        self._end()
+        self._note_closed()
         return has_ended
 
     def reconfigure(self, config: Config) -> None:
@@ -113,7 +113,7 @@ class Link(Generic[TierT]):
     def _is_silent(self) -> bool:
         return self._jobs.silence_ns() > LOST_S * NS_PER_S
 
-    def _end(self) -> None:
+    def _note_closed(self) -> None:
         """The tier is closed."""
 
     def _settle_finished(self) -> int:
@@ -144,6 +144,6 @@ class StockedLink(Link[StockedT]):
         """Holds of its jobs in the tier's directory."""
         return 0
 
-    def _end(self) -> None:
+    def _note_closed(self) -> None:
         self._bad_in_arena.close()
         self._bad_in_tier.close()

@@ -136,7 +136,7 @@ class CopyLink(StockedLink[Exported]):
     def finish(self, part: _Part, now_ns: int) -> None:
         """Publish the leading copies of a part whose last chunk was reported, and go on with its climb."""
         self._publish(part, now_ns)
-        self._let_go(part, now_ns)
+        self._release(part, now_ns)
         self._parts.remove(part)
         self._pins -= len(part.pins)
         self._bytes -= self._size_of(part)
@@ -228,7 +228,7 @@ class CopyLink(StockedLink[Exported]):
         part = self._pinned_part(prefix, made, first, taken)
         job_id = self.tier.copy(prefix.namespace, part.moves) if part.pins else NOT_STARTED
         if not job_id:
-            self._let_go(part, now_ns)
+            self._release(part, now_ns)
             if part.pins:
                 self._due.add(prefix, is_next=True)
                 return None
@@ -263,7 +263,7 @@ class CopyLink(StockedLink[Exported]):
         )
         return _Part(prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
 
-    def _let_go(self, part: _Part, now_ns: int) -> None:
+    def _release(self, part: _Part, now_ns: int) -> None:
         for pin in part.pins:
             self._arena.unpin(pin)
         if part.reservation:
@@ -285,11 +285,11 @@ class CopyLink(StockedLink[Exported]):
         self.copied_chunks += part.stored
         self._copied_bytes += part.stored * part.prefix.chunk_bytes
 
-    def _end(self) -> None:
+    def _note_closed(self) -> None:
         self.on_completed()
         if self._turn is not None:
             self._turn.cancel()
-        super()._end()
+        super()._note_closed()
 
     def _drop_all(self) -> None:
         """Drop every copy that nobody holds or checks, in the next turns."""
