@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import kvpool_native
@@ -24,7 +23,7 @@ from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
 from kvpool.keys import domain_key
-from kvpool.pool.lower_tiers import ALL_KINDS
+from kvpool.pool.lower_tiers import KINDS
 from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
@@ -87,8 +86,7 @@ class App:
             if not await self._wait_after(listener):
                 is_clean = True
                 return
-            remotes = [*(fleet.make_tier for fleet in self._fleets), *ALL_KINDS.remotes]
-            pool = Pool(self._config, self._clock, replace(ALL_KINDS, remotes=remotes))
+            pool = Pool(self._config, self._clock, [*KINDS, *(fleet.plan_tier for fleet in self._fleets)])
             try:
                 await self._run_pool(pool, listener, started_ns)
             finally:

@@ -188,8 +188,3 @@ class Admission:
             self._tightness = Admitted(self._tightness - 1)
             self._wanted = 0
         return self._tightness
-
-
-def make_admission(policy: str, bytes_per_day: int, *, now_ns: int, knows_chances: Callable[[], bool]) -> Admission:
-    """Admission with the policy of that name in `POLICIES` and a write budget (0 bytes: no bound)."""
-    return Admission(POLICIES[policy], WriteBudget(bytes_per_day, now_ns), knows_chances)

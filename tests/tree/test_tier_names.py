@@ -41,7 +41,7 @@ def _name(path: Path) -> str:
 
 @for_each(sorted((ROOT / "kvpool").rglob("*.py")), _name)
 def test_a_kind_of_tier_is_named_in_its_own_rooms_alone(path: Path) -> None:
-    """Everybody else is written against `tiers/base.py` and `tiers/copies.py`: no identifier and no string, but docstrings."""
+    """Everybody else is written against `tiers/base.py` and `tiers/remote.py`: no identifier and no string, but docstrings."""
     refused = [kind for kind, rooms in NAMED_IN.items() if not _name(path).startswith(rooms)]
     nodes = list(ast.walk(ast.parse(path.read_text())))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}

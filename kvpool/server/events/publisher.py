@@ -91,7 +91,11 @@ class EventPublisher:
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
         self._last = -1
-        self._messages = self._events = self._replayed = self._snapshots = self._errors = 0
+        self._messages = 0
+        self._events = 0
+        self._replayed = 0
+        self._snapshots = 0
+        self._errors = 0
         self._is_stopping = False
         self._is_woken = False
         self._has_backlog = True

@@ -45,7 +45,8 @@ class ReplayBuffer:
         # The first number of each topic, and the number behind the last one that was dropped.
         self._spans: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self.used_bytes = 0
-        self.first = self.end = 0
+        self.first = 0
+        self.end = 0
 
     def __len__(self) -> int:
         return len(self._messages)

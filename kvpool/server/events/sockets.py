@@ -68,7 +68,8 @@ class EventSockets:
         assert config.publish is not None
         self._context = context_for_others()
         self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
-        self._clock, self._loop = clock, loop
+        self._clock = clock
+        self._loop = loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
         self._doors: dict[int, LocalDoor] = {}  # of those in the file system
         self._closed_guards: list[ListenerGuard] = []

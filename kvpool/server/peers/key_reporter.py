@@ -61,7 +61,9 @@ class KeyReporter:
         self._due: deque[int] = deque()
         self._turn: asyncio.Handle | None = None
         self._saves = SaveNotes(journal.has)
-        self.answers = self.gaps = self.pages = 0
+        self.answers = 0
+        self.gaps = 0
+        self.pages = 0
         journal.listen(self._note_events, dict, list)
 
     def __repr__(self) -> str:

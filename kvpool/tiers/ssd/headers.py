@@ -122,7 +122,7 @@ class SsdHeaders:
         path = self._plan.path / segment_name(segment)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = -1
-        for more in (os.O_DIRECT, 0) if self._plan.is_direct else (0,):
+        for more in (os.O_DIRECT, 0) if self._plan.config.direct else (0,):
             with contextlib.suppress(OSError):  # no direct I/O here, or the file does not exist: the answer is empty
                 fd = os.open(path, flags | more)
                 break

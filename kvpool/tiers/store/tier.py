@@ -17,12 +17,11 @@ from functools import partial
 from typing import Any
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.config.config import Config
 from kvpool.config.store_options import StoreConfig
-from kvpool.index.namespaces import Namespace
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.circuit_breaker import BreakerState, CircuitBreaker, Permit
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -78,7 +77,7 @@ class _Question:
 
 
 class StoreTier:
-    """See the module, and `RemoteTier`."""
+    """See the module, and `Remote`."""
 
     name = NAME
     level = Level.STORE
@@ -91,13 +90,13 @@ class StoreTier:
         clock: Clock,
         random: Uniform,
         command: Sequence[str] = module_command("kvpool.tiers.store.child"),
-        breaker: BreakerSettings | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._presence = Presence()
         self._bad_chunk_log = BadChunkLog(NAME, clock)
-        self._breaker = CircuitBreaker(breaker or BreakerSettings(), clock, random)
+        self._breaker = breaker or CircuitBreaker(clock, random)
         settings = {
             "master": config.master,
             "host": config.own_host,
@@ -123,7 +122,10 @@ class StoreTier:
         self._owner: TierOwner = UNOWNED
         self._ended: list[Finished] = []
         self._jobs = 0
-        self._fetches = self._publishing_chunks = self._questions = self._moving_bytes = 0
+        self._fetches = 0
+        self._publishing_chunks = 0
+        self._questions = 0
+        self._moving_bytes = 0
         self._counts: Counter[str] = Counter()
         self._is_closed = False
         self.policy_stats: Callable[[], dict[str, int]] = dict  # counters of what decides which chunks are published
@@ -132,13 +134,13 @@ class StoreTier:
     def __repr__(self) -> str:
         return f"<StoreTier {self.process!r} {self._transfers!r}>"
 
-    def start(self, owner: TierOwner) -> None:
-        """See `RemoteTier`."""
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:  # noqa: ARG002 - nothing is restored
+        """See `Tier`."""
         self._owner = owner
         self.process.start()
 
     async def close(self) -> bool:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         self._is_closed = True
         has_ended = await self.process.close()
         await asyncio.get_running_loop().run_in_executor(None, self._transfers.close)
@@ -146,9 +148,6 @@ class StoreTier:
         self._bad_chunk_log.close()
         self._owner.on_completed()
         return has_ended
-
-    def reconfigure(self, config: Config) -> None:
-        """See `RemoteTier`: nothing of it changes at run time."""
 
     @property
     def is_usable(self) -> bool:
@@ -184,17 +183,17 @@ class StoreTier:
         self.process.ask((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `RemoteTier`: what the store has answered for a moment ago."""
+        """See `Remote`: what the store has answered for a moment ago."""
         if not self.is_usable or not self._transfers.fits(self._form_of(namespace)):
             return RemoteRun(first)
         return RemoteRun(first + self._presence.leading(keys[first:], self._clock.now_ns()))
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:  # noqa: ARG002 - a store is no node
-        """See `RemoteTier`."""
+        """See `Remote`."""
         return RemoteRun(first)
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:  # noqa: ARG002 - objects have no order
-        """See `RemoteTier`."""
+        """See `Remote`."""
         permit = self._breaker.ask() if self.is_usable and self._fetches < FETCHES_MAX else None
         if permit is None:
             return NOT_STARTED
@@ -220,12 +219,12 @@ class StoreTier:
         return True
 
     def completed(self) -> list[Finished]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         taken, self._ended = self._ended, []
         return taken
 
     def stats(self) -> Counters:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return {
             f"{NAME}.state": self._state,
             **{f"{NAME}.{name}": self._counts[name] for name in COUNTED},
@@ -235,7 +234,7 @@ class StoreTier:
         }
 
     def info(self) -> Info:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         config = self._config
         return {
             "store_master": config.master,
@@ -247,15 +246,15 @@ class StoreTier:
         }
 
     def verify(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return self._transfers.verify()
 
     def problems(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return []
 
     def shortcomings(self) -> list[str]:
-        """See `RemoteTier`: a store that is away comes back by itself, and nothing here depends on it."""
+        """See `Tier`: a store that is away comes back by itself, and nothing here depends on it."""
         return []
 
     @property

@@ -12,7 +12,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
-from kvpool.pool.lower_tiers import CopyPlanner, Planner, RemoteMaker, TierKinds
+from kvpool.pool.lower_tiers import Planner
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
@@ -46,8 +46,7 @@ def medium_of(chunks: int) -> Medium:
 class TieredPool:
     """One life of a pool.
 
-    `tiers`: the lower tiers, one for each medium, the fastest first. `remotes`: makers of remote tiers; `copies`: planners of a
-    tier of copies.
+    `tiers`: the lower tiers, one for each medium, the fastest first. `kinds`: planners of further tiers.
     """
 
     def __init__(
@@ -56,8 +55,7 @@ class TieredPool:
         dram_chunks: int,
         *options: str,
         levels: Sequence[Level] = (Level.SSD,),
-        remotes: Sequence[RemoteMaker] = (),
-        copies: Sequence[CopyPlanner] = (),
+        kinds: Sequence[Planner] = (),
         layout: Layout = LAYOUT,
     ) -> None:
         self.layout = layout
@@ -72,7 +70,7 @@ class TieredPool:
             "dram.connection_quota=1.0",
             *options,
         ]
-        self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes, copies))
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), [*planners, *kinds])
         self.session = self.pool.open_session(ConnectionId(1), "model", layout)
         self.arena = self.pool._dram.arena.view()
 

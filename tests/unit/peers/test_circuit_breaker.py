@@ -5,9 +5,9 @@ import random
 import pytest
 
 from kvpool.peers.back_off import BackOff, BackOffSettings
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.circuit_breaker import FAILURES, TRIAL_S, BreakerState, CircuitBreaker, Permit
 
-SETTINGS = BreakerSettings(failures=3, trial_s=5.0, back_off=BackOffSettings(first_s=1.0, most_s=8.0))
+BACK_OFF = BackOffSettings(first_s=1.0, most_s=8.0)
 
 
 class _Clock:
@@ -26,7 +26,7 @@ class _Always:
 
 
 def _breaker(clock: _Clock) -> CircuitBreaker:
-    return CircuitBreaker(SETTINGS, clock, _Always(1.0))
+    return CircuitBreaker(clock, _Always(1.0), back_off=BACK_OFF)
 
 
 def _ask(breaker: CircuitBreaker) -> Permit:
@@ -36,7 +36,7 @@ def _ask(breaker: CircuitBreaker) -> Permit:
 
 
 def _open(breaker: CircuitBreaker) -> None:
-    for _ in range(SETTINGS.failures):
+    for _ in range(FAILURES):
         breaker.fail(_ask(breaker))
     assert breaker.state.value == "open"
 
@@ -89,7 +89,7 @@ def test_a_trial_without_an_outcome_has_failed() -> None:
     _open(breaker)
     clock.now_s += 1.0
     lost = _ask(breaker)
-    clock.now_s += SETTINGS.trial_s
+    clock.now_s += TRIAL_S
     assert breaker.ask() is None
     assert breaker.state.value == "open"
     breaker.succeed(lost)
@@ -120,7 +120,7 @@ def test_a_new_life_closes_it() -> None:
 
 def test_random_outcomes_keep_the_invariant(seed: int) -> None:
     chance, clock = random.Random(seed), _Clock()
-    breaker = CircuitBreaker(SETTINGS, clock, chance)
+    breaker = CircuitBreaker(clock, chance, back_off=BACK_OFF)
     permits: list[Permit] = []
     for _ in range(5000):
         clock.now_s += chance.random() * 2
@@ -131,7 +131,7 @@ def test_random_outcomes_keep_the_invariant(seed: int) -> None:
         elif permits:
             outcome = breaker.succeed if chance.random() < 0.3 else breaker.fail
             outcome(permits.pop(chance.randrange(len(permits))))
-        assert breaker.retry_s <= SETTINGS.back_off.most_s
+        assert breaker.retry_s <= BACK_OFF.most_s
         breaker.verify()
     assert breaker.opened > 10
 

@@ -13,7 +13,8 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, SaveState
 from kvpool_tools.sim.metadata_tier import MetadataTier
@@ -65,7 +66,7 @@ class TwoModels:
         self.disk = SlowDisk(is_write_through=is_write_through)
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, CAPACITY, MAX_CHUNKS)
-        self.link = Link(arena, self.disk, namespaces, VirtualClock(), on_settled=lambda: None)
+        self.link = LowerLink(ArenaSide(arena, namespaces, VirtualClock()), self.disk)
         self.tiers = kvpool_native.TierSet((self.directory, self.disk.slots.directory))
         self.demotions = self.link.demotions
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]

@@ -12,7 +12,8 @@ from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
 from kvpool_tools.sim.metadata_tier import MetadataTier
@@ -61,7 +62,7 @@ class Chain:
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, capacity, chunks)
-        self.link = Link(arena, self.slower, namespaces, VirtualClock(), on_settled=lambda: None)
+        self.link = LowerLink(ArenaSide(arena, namespaces, VirtualClock()), self.slower)
         self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
         self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]

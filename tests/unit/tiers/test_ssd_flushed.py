@@ -5,17 +5,14 @@ import os
 import threading
 from pathlib import Path
 
-import msgpack
 import pytest
 
-import kvpool_native
 from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import read_identity
 from kvpool.tiers.ssd.flushed import (
     ALL,
     FILE_NAME,
     FLOORS_MAX,
-    OLDER_MAGIC,
     SLOT_BYTES,
     FlushFloors,
     floor_of,
@@ -105,20 +102,6 @@ def test_the_slot_before_counts_where_the_newer_one_is_damaged(tmp_path: Path) -
     assert read_floors(tmp_path) == {}
     assert FlushFloors(tmp_path).note([ONE], 3)
     assert read_floors(tmp_path) == {ONE: 3}
-
-
-def test_the_older_form_is_read_and_replaced(tmp_path: Path) -> None:
-    body = msgpack.packb({ONE: 7})
-    head = OLDER_MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
-    (tmp_path / FILE_NAME).write_bytes(head + body)
-    assert read_floors(tmp_path) == {ONE: 7}
-    floors = FlushFloors(tmp_path)
-    assert floors.is_ahead, "nobody knows which removals the catalogue has"
-    assert (tmp_path / FILE_NAME).stat().st_size == 2 * SLOT_BYTES
-    assert read_floors(tmp_path) == {ONE: 7}
-    for at in range(len(head + body)):
-        (tmp_path / FILE_NAME).write_bytes((head + body)[:at])
-        assert read_floors(tmp_path) == {}
 
 
 def test_of_more_floors_than_a_slot_holds_the_lowest_become_one(tmp_path: Path) -> None:

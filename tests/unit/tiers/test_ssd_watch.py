@@ -3,12 +3,14 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import CHUNKS, REST_S, CorruptionGuard
 from kvpool.tiers.ssd.status import SsdStatus
+from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, READS, WRITES, SsdWatch
 
 
@@ -98,7 +100,7 @@ class Watched:
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.tier = FakeTier(self.loop)
-        self.watch = SsdWatch(self.tier)
+        self.watch = SsdWatch(cast(SsdTier, self.tier))
 
     def start(self) -> None:
         self.watch.start(self.loop)  # type: ignore[arg-type]  # what the watch asks of a loop

@@ -18,7 +18,8 @@ from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.pool.writers.writers import Writers
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
 from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState, WriteOrder
@@ -48,7 +49,7 @@ class ManySizes:
         largest = max(layout.stored_bytes for layout in layouts)
         self._tier = MetadataTier(config, blocks=max_chunks // len(layouts), chunk_bytes=largest, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
-        self._link = Link(arena, self._tier, namespaces, self._clock, on_settled=lambda: None)
+        self._link = LowerLink(ArenaSide(arena, namespaces, self._clock), self._tier)
         self._tiering = Tiering(arena, [self._link], self._clock)
         self._writers = Writers(
             self.directory, Retention(self.directory, self._tiering), ttl_ns=10**12, reservations_max=10

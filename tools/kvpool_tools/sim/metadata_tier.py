@@ -12,7 +12,7 @@ from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.tiers.base import Counters, Finished, Info, JobId, Moves, Outcome, TierOwner, TierState
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.tiers.ssd.plan import NAME, OUTCOMES_AT_ONCE, write_policy_of
+from kvpool.tiers.ssd.plan import NAME, OUTCOMES_AT_ONCE
 from kvpool.types import Level
 
 
@@ -25,7 +25,6 @@ class MetadataTier:
     headers = None
     can_read = True
     can_write = True
-    is_authoritative = True
     is_answering = True
 
     def __init__(self, config: Config, *, blocks: int, chunk_bytes: int, segments: int = 1) -> None:
@@ -34,7 +33,7 @@ class MetadataTier:
         self.slots = Slots(NAME, self.level, sizes)
         self.slots.directory.cap_retained(config.dram.retained_quota)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
-        self.write_policy = write_policy_of(config.ssd)
+        self.write_policy = config.ssd
         self._jobs = 0
         self._finished: deque[Finished] = deque()
 

@@ -32,7 +32,8 @@ from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
 from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
@@ -87,7 +88,6 @@ class SimulatedArena:
     directory: kvpool_native.Directory
     capacity_bytes: int
     max_chunks: int
-    level: Level = Level.DRAM
 
 
 # Seed of the policy's sample: a simulation gives the same result each time.
@@ -121,7 +121,7 @@ class SimulatedNode:
         namespaces = Namespaces(self._directory)
         arena = SimulatedArena(self._directory, capacity, dram_blocks)
         self._tiers = [MetadataTier(config, blocks=ssd_blocks, chunk_bytes=CHUNK_BYTES)] if ssd_blocks else []
-        self._links = [Link(arena, tier, namespaces, self._clock, on_settled=lambda: None) for tier in self._tiers]
+        self._links = [LowerLink(ArenaSide(arena, namespaces, self._clock), tier) for tier in self._tiers]
         self._tiering = Tiering(arena, self._links, self._clock)
         server = config.server
         self._readers = Readers(

@@ -33,7 +33,7 @@ def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFi
         here.believe(there, KEYS)
         for _ in range(20):
             assert await here.pool.load(KEYS) == 0
-        assert here.pool.pool.measure({}).remote["peer"]["peer.failed_pulls_refused"] == 20
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.failed_pulls_refused"] == 20
 
     with caplog.at_level(logging.INFO, "kvpool.tiers.peer"):
         run(act)

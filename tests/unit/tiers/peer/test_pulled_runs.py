@@ -17,9 +17,8 @@ from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.server.peers.offers import OfferSettings
 from kvpool.types import ConnectionId, Level, SaveState
-from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
 WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
@@ -38,7 +37,7 @@ class Rig:
 
     async def start(self) -> None:
         for node in (self.there, self.third, self.here):
-            await node.start(OfferSettings())
+            await node.start(peer_config())
             pool = node.pool
             pool.pool.drop_connection(pool.session.connection)
             pool.session = pool.pool.open_session(ConnectionId(1), "model", WINDOWED)
