@@ -36,7 +36,7 @@ uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& 
                    const nb::bytes& generations, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
                    uint32_t extents, uint64_t extent_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
   const auto from = checked_rows(*source.arena, *source.index, source_offsets, source_slots, extents, extent_bytes, parts);
-  const auto into = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, parts);
+  auto into = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, parts);
   const auto numbers = column(generations, from.size(), "generations");
   if (into.size() != from.size()) {
     throw nb::value_error("there must be as many chunks here as at their owner");
@@ -51,8 +51,9 @@ uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& 
     if (numbers[row] == 0) {
       throw nb::value_error("a chunk has no generation");
     }
-    plan.chunks.push_back({from[row].arena_offset, from[row].slot, numbers[row], into[row]});
+    plan.sources.push_back({from[row].arena_offset, from[row].slot, numbers[row]});
   }
+  plan.rows = std::move(into);
   plan.checks = unpacked<uint32_t>(checks);
   plan.extents = extents;
   plan.extent_bytes = extent_bytes;

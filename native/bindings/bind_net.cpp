@@ -99,7 +99,7 @@ uint64_t pull(PullQueue& queue, const std::string& address, uint16_t port, const
   plan.address = address;
   plan.port = port;
   plan.ticket = ticket_of(ticket);
-  plan.connections = connections;
+  plan.parts = connections;
   plan.extents = extents;
   plan.extent_bytes = extent_bytes;
   plan.rows = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, connections);

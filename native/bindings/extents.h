@@ -10,7 +10,8 @@
 
 #include "columns.h"
 #include "lines.h"
-#include "net/extent_receiver.h"
+#include "net/slot_landing.h"
+#include "net/stream_format.h"
 #include "shared_index/chunk_table.h"
 #include "shared_index/landing_board.h"
 

@@ -45,32 +45,29 @@ void PullJob::end() noexcept {
 
 PullQueue::PullQueue(std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board, unsigned threads,
                      size_t jobs_max)
-    : JobLine("kvpool-pull", 1, jobs_max), arena_(std::move(arena)), board_(std::move(board)), shares_(threads) {
+    : PullLine("kvpool-pull", jobs_max, std::move(arena), std::move(board)), shares_(threads) {
   KVPOOL_CHECK(threads > 0);
   start(threads, [this](unsigned) { pull_tasks(); });
   start(1, [this](unsigned) { end_late_ones(); });
 }
 
 uint64_t PullQueue::pull(PullPlan plan) {
-  KVPOOL_CHECK(plan.connections > 0 && plan.connections <= STREAM_CONNECTIONS_MAX);
-  KVPOOL_CHECK(plan.connections <= plan.rows.size());
-  KVPOOL_CHECK(plan.extents > 0 && plan.extent_bytes > 0);
-  const uint32_t connections = plan.connections;
-  const size_t chunks = plan.rows.size();
-  return add(std::make_shared<PullJob>(std::move(plan)), 0, connections, chunks);
+  KVPOOL_CHECK(plan.parts <= STREAM_CONNECTIONS_MAX);
+  plan.may_come_again = true;
+  return add(std::make_shared<PullJob>(std::move(plan)));
 }
 
 void PullQueue::pull_tasks() {
   const auto begins = [this](const PullJob& job) {
     const bool has_thread = shares_.begin(job.peer);
-    stats_.running += has_thread ? 1U : 0U;
+    running_ += has_thread ? 1U : 0U;
     return has_thread;
   };
   while (const auto task = next(begins)) {
-    ExtentReceiver receiver = receiver_of(*task);
-    receive(*task->job, receiver);
+    SlotLanding landing = landing_of(*task);
+    receive(*task, landing);
     change([&] {
-      --stats_.running;
+      --running_;
       shares_.end(task->job->peer);
     });
   }
@@ -96,48 +93,30 @@ void PullQueue::end_late_ones() {
   }
 }
 
-void PullQueue::end_rest(const Rest& rest, PullStatus status, PullFault fault) {
-  for (uint32_t connection = rest.next; connection < rest.parts; ++connection) {
-    receiver_of({rest.job, connection}).end_all(status, fault);
-  }
-}
-
-ExtentReceiver PullQueue::receiver_of(const Task& task) {
-  const auto waited = std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - task.job->begun);
-  return {task.job->plan, task.part, *arena_, *board_, [this, waited, job = task.job](PullOutcome outcome) {
-            outcome.job = job->number();
-            outcome.waited = waited;
-            {
-              const Guard guard = lock();
-              stats_.received_bytes += outcome.bytes;
-              (outcome.status == PullStatus::DONE ? stats_.pulled_chunks : stats_.failed_chunks) += 1;
-            }
-            report(*job, outcome.chunk, outcome);
-          }};
-}
-
-void PullQueue::receive(PullJob& job, ExtentReceiver& receiver) {
-  const PullPlan& plan = job.plan;
+void PullQueue::receive(const Task& task, SlotLanding& landing) {
+  PullJob& job = *task.job;
   int error = 0;
-  const auto stream = TcpStream::open(plan.address, error);
+  const auto stream = TcpStream::open(job.plan.address, error);
   if (stream == nullptr) {
-    receiver.end_all(PullStatus::FAILED, PullFault::UNREACHABLE);
+    landing.end_all(PullStatus::FAILED, PullFault::UNREACHABLE);
     return;
   }
   if (!begin_stream(job, stream)) {
-    receiver.end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
+    landing.end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
     return;
   }
-  receive_from(plan, stream, receiver);
+  receive_from(task, stream, landing);
   const Guard guard = lock();
   std::erase(job.streams, stream);
 }
 
 // `end` of the TCP stream, which the job has, reaches an encrypted one as well.
-void PullQueue::receive_from(const PullPlan& plan, const std::shared_ptr<TcpStream>& tcp, ExtentReceiver& receiver) {
+void PullQueue::receive_from(const Task& task, const std::shared_ptr<TcpStream>& tcp, SlotLanding& landing) {
+  const PullPlan& plan = task.job->plan;
+  ExtentReceiver receiver(plan, task.part, landing);
   const StreamTimes times{plan.deadline, plan.stall};
   const auto end = [&](StreamFault fault, PullFault reason) {
-    receiver.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, reason);
+    landing.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, reason);
   };
   StreamFault fault = tcp->connect(plan.address, plan.port, times);
   if (fault != StreamFault::NONE) {
@@ -173,7 +152,8 @@ bool PullQueue::begin_stream(PullJob& job, const std::shared_ptr<TcpStream>& str
 
 PullQueueStats PullQueue::stats() const {
   const Guard guard = lock();
-  PullQueueStats stats = stats_;
+  PullQueueStats stats{0, running_, landed_bytes_.load(std::memory_order_relaxed),
+                       pulled_chunks_.load(std::memory_order_relaxed), failed_chunks_.load(std::memory_order_relaxed)};
   each_waiting([&](const Rest& rest) { stats.waiting += rest.parts - rest.next; });
   return stats;
 }

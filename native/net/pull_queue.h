@@ -16,8 +16,8 @@
 
 #include "net/extent_receiver.h"
 #include "net/peer_shares.h"
+#include "net/pull_line.h"
 #include "net/tls_stream.h"
-#include "threads/job_line.h"
 
 namespace kvpool {
 
@@ -29,44 +29,35 @@ struct PullQueueStats {
   uint64_t failed_chunks = 0;
 };
 
-struct PullJob : LineJob {
-  explicit PullJob(PullPlan planned) : plan(std::move(planned)) {}
+struct PullJob : PlannedPull<PullPlan> {
+  using PlannedPull::PlannedPull;
   // REQUIRES: the line's lock is held.
   void end() noexcept;
 
-  const PullPlan plan;
   const std::string peer = plan.peer();
-  const StreamClock::time_point begun = StreamClock::now();
   std::vector<std::shared_ptr<TcpStream>> streams{};  // guarded by the line's lock
 };
 
-class PullQueue final : public JobLine<PullJob, PullOutcome> {
+class PullQueue final : public PullLine<PullJob> {
  public:
   // REQUIRES: threads > 0. Throws std::system_error where there are no threads or descriptors to be had.
   PullQueue(std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board, unsigned threads, size_t jobs_max);
   ~PullQueue() { stop(ThreadGroup::FOR_GOOD); }
 
-  // A job's number; 0 where the line is full or the queue stopped. REQUIRES: 1 to STREAM_CONNECTIONS_MAX connections, at most one a
-  // row; every row inside arena and index, in a slot of its own where no extent has landed.
+  // A job's number; 0 where the line is full or the queue stopped. REQUIRES: as PullLine; STREAM_CONNECTIONS_MAX connections at most.
   [[nodiscard]] uint64_t pull(PullPlan plan);
 
   [[nodiscard]] PullQueueStats stats() const;
-  [[nodiscard]] const Mapping& arena() const noexcept { return *arena_; }
 
  private:
   void pull_tasks();
   void end_late_ones();
-  void drop(const Rest& rest) override { end_rest(rest, PullStatus::CANCELLED, PullFault::CANCELLED); }
-  void end_rest(const Rest& rest, PullStatus status, PullFault fault);
-  void receive(PullJob& job, ExtentReceiver& receiver);
+  void receive(const Task& task, SlotLanding& landing);
   [[nodiscard]] bool begin_stream(PullJob& job, const std::shared_ptr<TcpStream>& stream);
-  void receive_from(const PullPlan& plan, const std::shared_ptr<TcpStream>& tcp, ExtentReceiver& receiver);
-  [[nodiscard]] ExtentReceiver receiver_of(const Task& task);
+  void receive_from(const Task& task, const std::shared_ptr<TcpStream>& tcp, SlotLanding& landing);
 
-  const std::shared_ptr<const Mapping> arena_;
-  const std::shared_ptr<LandingBoard> board_;
   PeerShares<std::string> shares_;  // guarded by the line's lock
-  PullQueueStats stats_;            // guarded by the line's lock
+  uint64_t running_ = 0;            // guarded by the line's lock
 };
 
 }  // namespace kvpool

@@ -21,8 +21,8 @@ NearPlan plan_of(const Node& owner, const Node& here, uint32_t parts = 1, millis
   plan.source = Mapped(owner).arena;
   plan.source_index = owner.index;
   for (uint32_t slot = 0; slot < owner.slots; ++slot) {
-    plan.chunks.push_back({owner.arena_offset(slot), Node::address(slot), Node::generation(slot),
-                           {here.arena_offset(slot), Node::address(slot)}});
+    plan.sources.push_back({owner.arena_offset(slot), Node::address(slot), Node::generation(slot)});
+    plan.rows.push_back({here.arena_offset(slot), Node::address(slot)});
     for (uint32_t extent = 0; extent < owner.extents; ++extent) {
       plan.checks.push_back(owner.crc(slot, extent));
     }
@@ -106,7 +106,7 @@ TEST(a_chunk_that_has_left_its_slot_is_gone_though_its_bytes_are_still_there) {
   const Node here(3, 2, 5000);
   NearPlan plan = plan_of(owner, here);
   owner.table->set_generation(Node::address(2), 0);
-  plan.chunks[0].generation += 1;
+  plan.sources[0].generation += 1;
   NearQueue queue(here.arena, here.board, 1, 1);
   EXPECT(queue.pull(std::move(plan)) != 0);
   const auto ends = wait_for(queue, 3);

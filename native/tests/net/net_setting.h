@@ -146,7 +146,7 @@ class Node {
     plan.address = HOST;
     plan.port = port;
     plan.ticket = ticket;
-    plan.connections = connections;
+    plan.parts = connections;
     plan.extents = extents;
     plan.extent_bytes = extent_bytes;
     for (uint32_t slot = 0; slot < count; ++slot) {
