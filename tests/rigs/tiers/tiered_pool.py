@@ -18,6 +18,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.slots import SlotSizes
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
+from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -110,8 +111,11 @@ class TieredPool:
         return len(await self.saved(keys))
 
     async def saved(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Save a chain: which of its chunks are stored now. Others may be on their way from another tier, before these."""
-        made = await self.serve(self.pool.chains.reserve(self.session, reserve_chain(b"", b"".join(keys))))
+        """Save a chain, or chunks alone where the layout's have no parent: which of them are stored now. Others may be on their
+        way from another tier, before these."""
+        packed = b"".join(keys)
+        request = reserve_chain(b"", packed) if self.session.layout.is_chained else reserve_alone(0, packed)
+        made = await self.serve(self.pool.chains.reserve(self.session, request))
         sums = b""
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:

@@ -16,9 +16,9 @@ from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import ConnectionId, Level, SaveState
 from tests.rigs.nodes.fleet import Node, peer_config
+from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
 WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
@@ -189,7 +189,7 @@ class Save:
 
     async def begin(self) -> None:
         pool, extents = self._pool, LAYOUT.extents
-        made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_chain(b"", self._key)))
+        made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_alone(0, self._key)))
         (offset,) = struct.unpack("<Q", made.offsets)
         pool.arena[offset : offset + LAYOUT.chunk_bytes] = np.frombuffer(payload(self._key), np.uint8)
         self._reservation = made.reservation
