@@ -28,7 +28,7 @@ class ReservedRun:
     published. `extents` checksums belong to a chunk, the first `kv_extents` of them to its KV.
 
     `holders`: who has the slots: the directory's reservation of a chain or one for each chunk, or with `is_part` the part of a
-    joint save. `staged`: what the daemon has copied into them, where it does that itself. `has_tokens`: its chunks follow each
+    joint save. `staged`: what the daemon has copied into them, where it does that itself. `is_chain`: its chunks follow each
     other, and a commit may give their token ids.
     """
 
@@ -38,7 +38,7 @@ class ReservedRun:
     kv_extents: int
     holders: list[ReservationId]
     is_part: bool = False
-    has_tokens: bool = True
+    is_chain: bool = True
     staged: StagedSlots | None = None
     committed: int = 0
 

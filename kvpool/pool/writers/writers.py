@@ -8,6 +8,7 @@ Invariant: every reservation in the directory is a holder of one in `Reservation
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import kvpool_native
@@ -165,7 +166,7 @@ class Writers:
             extents if run.is_part else layout.kv_extents,
             run.place.take() if reserved else [],
             is_part=run.is_part,
-            has_tokens=run.form is not RunForm.ALONE,
+            is_chain=run.form is not RunForm.ALONE,
             staged=StagedSlots(states=states, offsets=offsets, extents=extents)
             if reserved and self._is_staged
             else None,
@@ -359,24 +360,34 @@ class Writers:
     def _publish(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
         if run.staged is None:
-            return self._store(run, part, now_ns)
-        # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
-        whole = run.staged.count_whole(run.committed, part.columns.checksums)
-        states = self._store(run, part.cut(0, whole), now_ns) if whole else b""
-        if whole < part.chunks and run.is_part:
-            self.joint_saves.skip(run.holders[0], part.chunks - whole, now_ns)
-        behind = part.chunks - whole - 1
-        return states + bytes([SaveState.CHECKSUM] * (whole < part.chunks) + [SaveState.NO_PARENT] * max(0, behind))
+            return self._store(run, part, run.committed, now_ns)
+        are_whole = run.staged.are_whole(run.committed, part.columns.checksums)
+        lost = SaveState.CHECKSUM
+        if run.is_chain and not all(are_whole):
+            # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
+            at = are_whole.index(False)
+            are_whole[at:], lost = [False] * (part.chunks - at), SaveState.NO_PARENT
+        states, first = b"", run.committed
+        for is_whole, alike in groupby(are_whole):
+            at = len(states)
+            count = len(list(alike))
+            if is_whole:
+                states += self._store(run, part.cut(at, at + count), first + at, now_ns)
+                continue
+            if run.is_part:
+                self.joint_saves.skip(run.holders[0], count, now_ns)
+            states += bytes([SaveState.CHECKSUM] + [lost] * (count - 1))
+        return states
 
-    def _store(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
-        """Publish the next chunks, or count parts of them as stored."""
+    def _store(self, run: ReservedRun, part: CommitPart, first: int, now_ns: int) -> bytes:
+        """Publish the chunks of a run from its `first` on, or count parts of them as stored."""
         columns = part.columns.with_scope(run.layout)
         if run.is_part:
             return self.joint_saves.commit(run.holders[0], columns, now_ns)
         states, at = b"", 0
-        for holder, first, count in run.slices(run.committed, run.committed + part.chunks):
+        for holder, of, count in run.slices(first, first + part.chunks):
             of_holder = columns.part(at, at + count, chunks=part.chunks)
-            states += self._directory.commit(holder, first, of_holder.checksums, now_ns, of_holder.tokens)
+            states += self._directory.commit(holder, of, of_holder.checksums, now_ns, of_holder.tokens)
             at += count
         return states
 
