@@ -61,7 +61,7 @@ class ChecksumJobs:
             directory.unpin(chunk.pin)
             return None
         waiting: asyncio.Future[ChecksumResult] = asyncio.get_running_loop().create_future()
-        self._jobs.add(job_id, 1, partial(self._settle, chunk, waiting))
+        self._jobs.add_job(job_id, 1, partial(self._settle, chunk, waiting))
         self.pins += 1
         return waiting
 

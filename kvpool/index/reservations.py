@@ -102,7 +102,7 @@ class Reservations:
         """Reservations of one connection."""
         return len(self._of_owner.get(owner, ()))
 
-    def add(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
+    def add_reservation(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
         """Remember what was reserved for a save: at least a chunk."""
         self._last_id += 1
         made = Reservation(SaveId(self._last_id), owner, runs, now_ns + self._ttl_ns)
@@ -130,7 +130,7 @@ class Reservations:
         reservation = self._by_id.get(reservation_id)
         return reservation if reservation is not None and reservation.owner == owner else None
 
-    def end(self, reservation: Reservation) -> None:
+    def remove_reservation(self, reservation: Reservation) -> None:
         """Remove a reservation; the caller ends what it holds."""
         del self._by_id[reservation.id]
         owned = self._of_owner[reservation.owner]

@@ -54,7 +54,7 @@ class StagedSlots:
             at = chunk * self._extents + extents.numbers.start
             self._has_copy[at : at + count] = bytes(count)
 
-    def note(self, extents: Extents, checksums: bytes) -> None:
+    def note_copy(self, extents: Extents, checksums: bytes) -> None:
         """Note that these extents have been copied; `checksums` is u32 [chunk][extent], or empty where they have not."""
         count = len(extents.numbers)
         row = count * CHECKSUM_BYTES

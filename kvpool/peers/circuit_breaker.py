@@ -74,7 +74,7 @@ class CircuitBreaker:
         """Seconds until a permit may be given; 0 where one is now."""
         return 0.0 if self._until is None else self._until.remaining_s()
 
-    def ask(self) -> Permit | None:
+    def ask_permit(self) -> Permit | None:
         """A permit for one request; None: the peer is not asked now."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._turn)

@@ -146,7 +146,9 @@ class Pool:
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
-            note_declined=lambda connection, states: self._declined_saves.note(self._user_of(connection), states),
+            note_declined=lambda connection, states: self._declined_saves.note_answer(
+                self._user_of(connection), states
+            ),
         )
         self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, dram_check=self._dram_check, clock=clock)
 
@@ -475,6 +477,6 @@ class Pool:
     def _note_room(self) -> None:
         """Chunks or segments have moved: wake requests that wait for room."""
         self._pulled_names.name_arrived()
-        self._room.note()
+        self._room.wake_requests()
         self.hints.note_room()
         self._priority_expiry.look()

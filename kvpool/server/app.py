@@ -78,7 +78,7 @@ class App:
             server.socket,
             mode=server.socket_mode,
             handshake_timeout_s=server.handshake_timeout,
-            on_refused=RefusalLog(self._clock).note,
+            on_refused=RefusalLog(self._clock).note_refusal,
         )
         self._signals.end_at_once(listener.abandon)
         is_clean = False
@@ -152,7 +152,7 @@ class App:
             await self._drain(daemon, pool)
         finally:
             self._signals.ignore()
-            await daemon.end()
+            await daemon.end_threads()
 
     def _begin_serving(self, daemon: Daemon, pool: Pool, started_ns: int) -> None:
         """Say so, to the service manager and in the log."""
@@ -170,7 +170,7 @@ class App:
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         pool.chains.is_stopping = True
-        await daemon.supervision.end()  # and with it the self-probe's chunk, which nobody misses
+        await daemon.supervision.end_probe()  # and with it the self-probe's chunk, which nobody misses
         deadline = Deadline(daemon.config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
             pool.demote_all(daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending)

@@ -216,7 +216,7 @@ class Demotions:
                     return
                 left -= started
 
-    def settle(self, job: _Job, finished: Finished) -> None:
+    def settle_chunk(self, job: _Job, finished: Finished) -> None:
         """Note that a chunk of a job was written, or was not."""
         chunk = finished.chunk
         job.is_good[chunk] = finished.outcome is Outcome.DONE and not job.is_in_doubt
@@ -354,7 +354,7 @@ class Demotions:
             chain.end = chain.next  # the tier takes no more of this chain
         sources = chain.sources[written].tolist()
         job = _Job(chain, ReservationId(made.id), moves, sources, [False] * taken)
-        self._jobs.add(job_id, taken, partial(self.settle, job), partial(self._finish, job))
+        self._jobs.add_job(job_id, taken, partial(self.settle_chunk, job), partial(self._finish, job))
         self._under_way.add(job)
         self._admission.spend(taken * self._slot_bytes(chain.namespace), now_ns)
         return taken

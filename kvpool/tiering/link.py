@@ -120,7 +120,7 @@ class Link(Generic[TierT]):
         """Settle the chunks that have ended: their number."""
         now_ns, finished = self._clock.now_ns(), self.tier.completed()
         for one in finished:
-            self._jobs.settle(one, now_ns)
+            self._jobs.settle_chunk(one, now_ns)
         return len(finished)
 
 

@@ -127,10 +127,10 @@ class Promotions:
             self._lower.slots.directory.release(below, now_ns)
         return placed
 
-    def settle(self, moves: Moves, generations: list[int], finished: Finished) -> None:
+    def settle_chunk(self, moves: Moves, generations: list[int], finished: Finished) -> None:
         """Note that a chunk has landed, with its token ids if known, or failed. `generations`: of the slots in the arena."""
         key = moves.keys[finished.chunk]
-        if self._landings.settle(key, generations[finished.chunk], finished):
+        if self._landings.settle_chunk(key, generations[finished.chunk], finished):
             self._lower.touch(key)
         elif finished.outcome is Outcome.BAD_SOURCE:
             place = self._lower.slots.place_of(moves.offsets[finished.chunk])
@@ -166,9 +166,9 @@ class Promotions:
         allowed: tuple[ConnectionId, int] | None = None
         if wanted.peer is not None:
             allowed = wanted.peer, len(moves) * wanted.namespace.layout.stored_bytes
-            self.for_peers.take(*allowed)
+            self.for_peers.take_bytes(*allowed)
         end = partial(self._end, HoldId(made.id), hold_below, allowed)
-        self._jobs.add(job_id, len(moves), partial(self.settle, moves, fresh), end)
+        self._jobs.add_job(job_id, len(moves), partial(self.settle_chunk, moves, fresh), end)
         self._under_way += 1
         return True
 

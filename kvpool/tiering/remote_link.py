@@ -86,13 +86,13 @@ class RemoteLink(Link[Remote]):
             self._release(holds, now_ns)
             return False
         end = partial(self._end_pull, holds)
-        self._jobs.add(job_id, len(moves), partial(self.settle, moves.keys, generations), end)
+        self._jobs.add_job(job_id, len(moves), partial(self.settle_chunk, moves.keys, generations), end)
         self._under_way += 1
         return True
 
-    def settle(self, keys: Sequence[bytes], generations: list[int], finished: Finished) -> None:
+    def settle_chunk(self, keys: Sequence[bytes], generations: list[int], finished: Finished) -> None:
         """Note that a chunk has landed or failed. `generations`: of the slots in the arena."""
-        self._landings.settle(keys[finished.chunk], generations[finished.chunk], finished)
+        self._landings.settle_chunk(keys[finished.chunk], generations[finished.chunk], finished)
 
     def _end_pull(self, holds: list[HoldId], now_ns: int) -> None:
         """A pull has ended: release its holds."""
@@ -123,7 +123,7 @@ class RemoteLink(Link[Remote]):
         numbers = [first + at for at in range(leading(made.states)) if made.states[at] == SaveState.RESERVED]
         is_begun = not numbers or run.follows(numbers[0]) or self.start_pull(run, now_ns)
         if numbers and is_begun:
-            run.add(numbers, [number - first for number in numbers], made)
+            run.add_slots(numbers, [number - first for number in numbers], made)
             run.holds.append(HoldId(made.id))
             self._holds += 1
         elif made.id:

@@ -263,7 +263,9 @@ class Readable(Stocked, Protocol):
 class Headers(Protocol):
     """Reader of the token ids and scopes that a tier stores beside chunks; snapshots of events need them."""
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+    def request_headers(
+        self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool
+    ) -> "Future[list[bytes]]":
         """Read headers, each by key, fingerprint of the namespace, offset, generation: token ids and scope of each."""
 
     def stats(self) -> dict[str, int]:

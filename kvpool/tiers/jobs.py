@@ -36,7 +36,7 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def add(
+    def add_job(
         self,
         number: JobId,
         chunks: int,
@@ -52,7 +52,7 @@ class Jobs:
         now_ns = self._clock.now_ns()
         return now_ns - min((job.heard_ns for job in self._by_id.values()), default=now_ns)
 
-    def settle(self, finished: Finished, now_ns: int) -> None:
+    def settle_chunk(self, finished: Finished, now_ns: int) -> None:
         """A chunk has ended, and with its last one the job."""
         job = self._by_id.get(finished.job)
         if job is None or not 0 <= finished.chunk < len(job.is_waiting) or not job.is_waiting[finished.chunk]:

@@ -67,7 +67,7 @@ class ControlClient:
     def __repr__(self) -> str:
         return f"<ControlClient {len(self._links)} links>"
 
-    def add(self, member: Member) -> PeerLink | None:
+    def add_member(self, member: Member) -> PeerLink | None:
         """The link to a member, made where it is new; one that has changed gets a new link. None where there are too many."""
         former = self._links.get(member.identity)
         if former is not None and (former.member.endpoint, former.member.public_key) == (
@@ -108,7 +108,7 @@ class ControlClient:
         for member in change.left:
             self.drop(member)
         for member in (*change.renewed, *change.joined):
-            self.add(member)
+            self.add_member(member)
 
     def links(self) -> list[PeerLink]:
         """Every link, ready or not."""

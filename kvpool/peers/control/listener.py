@@ -129,10 +129,10 @@ class PeerListener:
         """The peer of a connection was admitted, and may be silent. Whether the connection is there."""
         return self._guard is not None and self._guard.note_hello(connection)
 
-    def end(self, connection: int) -> None:
+    def end_connection(self, connection: int) -> None:
         """Shut a connection down."""
         if self._guard is not None:
-            self._guard.end(connection)
+            self._guard.end_connection(connection)
 
     def admit(self, allowed: frozenset[bytes]) -> None:
         """Admit these keys from now on. Connections without a Hello end, and those of admitted keys come again; the others are
@@ -195,7 +195,7 @@ class PeerListener:
         return router
 
     def _pause_s(self) -> float:
-        return 0.0 if self._frames.take() else self._frames.wait_s
+        return 0.0 if self._frames.take_tokens() else self._frames.wait_s
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         route, body = parts[0].bytes, parts[1:]

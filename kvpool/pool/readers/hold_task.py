@@ -128,20 +128,20 @@ class HoldTask:
                 self._release(now_ns)
         return step
 
-    def take(self) -> dict[int, list[HoldId]]:
+    def take_holds(self) -> dict[int, list[HoldId]]:
         """The holds of its `chunks` on each rank, in the order of a lease's rows, which belong to the caller from now on; none
         where the holder may not hold them. REQUIRES: only `end` follows."""
         if self._chain is not None and not self._held:
             if not self._may_keep(self._runs[0], self._chain):
                 return {}
-            holds = self._chain.take()
+            holds = self._chain.take_holds()
             self._charge(holds)
         else:
             end = self._count_whole() * self._ranks
             holds, self._held = self._held[:end], self._held[end:]
         return {rank: holds[place :: self._ranks] for place, rank in enumerate(self._session.layout.ranks)}
 
-    def end(self, now_ns: int) -> None:
+    def release_holds(self, now_ns: int) -> None:
         """Release the remaining holds, a bounded number at once."""
         if self._waiting is not None:
             self._waiting.pop(self, None)
@@ -149,9 +149,9 @@ class HoldTask:
 
     def _release(self, now_ns: int) -> None:
         if self._chain is not None:
-            self._chain.end(now_ns)
+            self._chain.release_holds(now_ns)
             self._chain = None
-        self._ending.end(self._held, now_ns)
+        self._ending.release_holds(self._held, now_ns)
         self._held = []
 
     def _advance(self, now_ns: int) -> Step:
@@ -166,7 +166,7 @@ class HoldTask:
                     return step
                 if self._chain.chunks < self._size(run) or not self._may_keep(run, self._chain):
                     return Step.DONE
-                holds, self._chain = self._chain.take(), None
+                holds, self._chain = self._chain.take_holds(), None
                 self._charge(holds)
             self._held += holds
             if self._held_chains == self._count:
@@ -217,7 +217,7 @@ class HoldTask:
         step = self._chain.advance(now_ns)
         if step is Step.WAIT and not is_chained:
             # Begun anew after the wait, so that the run behind it is pulled with it.
-            self._chain.end(now_ns)
+            self._chain.release_holds(now_ns)
             self._chain = None
         return step
 

@@ -191,7 +191,7 @@ class EventPublisher:
                 self._pause.wait(LINGER_S)
             self._has_backlog = True
         self._serve()
-        due = self._schedule.take()
+        due = self._schedule.take_due()
         if due == Republish.EVERYTHING:
             self._last, self._has_backlog = NOWHERE, True
         elif due == Republish.MARK:
@@ -249,7 +249,7 @@ class EventPublisher:
                     return False
                 happened = news.slice.events_until(found.page.as_of)
                 names.update(news.namespaces)
-                due = replace(happened, events=order.note(happened.events))
+                due = replace(happened, events=order.note_events(happened.events))
                 self._publish_events(NamedEvents(due, news.namespaces))
             names.update(found.namespaces)
             self._publish_chunks(order.admit(found.page.chunks), names)

@@ -131,7 +131,7 @@ class Replays:
             del self._stalled[peer]
         return len(self._replays) + len(self._stalled) < PEERS_MAX
 
-    def begin(self, peer: bytes, number: int, topic: bytes | None) -> None:
+    def begin_replay(self, peer: bytes, number: int, topic: bytes | None) -> None:
         """Start a replay for a peer from a number on; this ends its earlier one."""
         assert self.has_room
         if peer in self._stalled:

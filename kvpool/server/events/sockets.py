@@ -179,7 +179,7 @@ class EventSockets:
             guard.note_requests(read, is_backlog=len(read) == MESSAGES_PER_TURN)
         while self._asked and self._replays.has_room:
             peer = next(iter(self._asked))
-            self._replays.begin(peer, *self._asked.pop(peer))
+            self._replays.begin_replay(peer, *self._asked.pop(peer))
         return self._replays.go_on()
 
     def _note_turn(self, kind: int, read: int) -> None:

@@ -311,7 +311,7 @@ class Fleet:
         return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:
-        self._link_log.note(link)
+        self._link_log.note_link(link)
         links = self._list_links()
         if self._names.note_link(link, links):
             self._use_link(link)

@@ -387,9 +387,9 @@ class Offers:
         offered = OfferedChunks(columns, layout.extents, layout.extent_bytes)
         checks = self._checks_of(offered)
         if self._parts is not None:
-            self._parts.add(number, connection.name, offered, checks)
+            self._parts.add_offer(number, connection.name, offered, checks)
         if self._near is not None:
-            self._near.add(number, columns)
+            self._near.add_offer(number, columns)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
 
     @property

@@ -98,7 +98,7 @@ class CopyLink(StockedLink[Exported]):
         if not self.tier.can_copy:
             return
         for prefix in self._placement.note_lease(namespace, holds):
-            self._due.add(prefix)
+            self._due.add_prefix(prefix)
             self._wake()
 
     def find(self, holds: Sequence[HoldId]) -> kvpool_native.HoldColumns:
@@ -120,7 +120,7 @@ class CopyLink(StockedLink[Exported]):
         self._due.clear()
         self._drop_all()
 
-    def settle(self, part: _Part, finished: Finished) -> None:
+    def settle_part(self, part: _Part, finished: Finished) -> None:
         """Note that a chunk of a part was copied, or was not."""
         chunk = finished.chunk
         part.is_good[chunk] = finished.outcome is Outcome.DONE
@@ -145,7 +145,7 @@ class CopyLink(StockedLink[Exported]):
         if not self.tier.can_copy:
             self._drop_all()
         elif part.stored == len(part.is_good):
-            self._due.add(part.prefix)
+            self._due.add_prefix(part.prefix)
 
     def stats(self) -> Counters:
         """See `Link`."""
@@ -205,7 +205,7 @@ class CopyLink(StockedLink[Exported]):
         """Start to copy the next parts of what is due. Whether more can start now."""
         left = STARTED_AT_ONCE
         while left > 0 and self._due and self._has_room:
-            started = self._start_part(self._due.take(), left, now_ns)
+            started = self._start_part(self._due.take_prefix(), left, now_ns)
             if started is None:
                 return False
             left -= max(1, started)
@@ -230,15 +230,15 @@ class CopyLink(StockedLink[Exported]):
         if not job_id:
             self._release(part, now_ns)
             if part.pins:
-                self._due.add(prefix, is_next=True)
+                self._due.add_prefix(prefix, is_next=True)
                 return None
             if first == len(made.states):
-                self._due.add(prefix)  # others have copied all of it meanwhile
+                self._due.add_prefix(prefix)  # others have copied all of it meanwhile
             return 0
         self._pins += len(part.pins)
         self._bytes += self._size_of(part)
         self._placement.spend(len(part.pins), prefix.chunk_bytes)
-        self._jobs.add(job_id, len(part.pins), partial(self.settle, part), partial(self.finish, part))
+        self._jobs.add_job(job_id, len(part.pins), partial(self.settle_part, part), partial(self.finish, part))
         self._parts.add(part)
         return len(part.pins)
 

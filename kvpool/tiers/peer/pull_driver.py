@@ -131,7 +131,7 @@ class PullDriver:
             return False
         return True
 
-    def begin(self, pull: Pull) -> None:
+    def begin_pull(self, pull: Pull) -> None:
         """Begin to bring a pull's chunks."""
         self._enter(pull)
         task = asyncio.get_running_loop().create_task(self._bring(pull))
@@ -184,7 +184,7 @@ class PullDriver:
                 breaker = self._nodes.of(node).breaker
                 if link is None or self._is_late(pull):
                     return "gone" if link is None else "late"
-                permit = breaker.ask()
+                permit = breaker.ask_permit()
                 if permit is None:
                     return "trial" if breaker.state is BreakerState.HALF_OPEN else "gone"
                 is_asked = True
@@ -216,7 +216,7 @@ class PullDriver:
         request = self._request_of(pull, link, int((answer_s + timeout_s) * 1000))
         fault, asked_ns = "", self._clock.now_ns()
         try:
-            offer: r.Offer = await self._asking.ask(
+            offer: r.Offer = await self._asking.ask_node(
                 link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
             )
         except PeerUnreachable as error:
@@ -258,7 +258,7 @@ class PullDriver:
         if not offer.chunks:
             self.counts["empty"] += 1
             if pull.is_named:
-                self._misses.note(pull.node, pull.moves.keys[pull.first])
+                self._misses.note_miss(pull.node, pull.moves.keys[pull.first])
             else:
                 self._defer(pull, "", f"had none of {pull.left} chunks that it had announced")
             self._decline(pull, pull.first)
@@ -335,7 +335,7 @@ class PullDriver:
         record.defer(self._clock)
         if fault:
             self.counts[fault] += 1
-            end = record.faults.take()
+            end = record.faults.take_line()
             if end is not None and is_wrong:
                 log.warning("peer %s %s%s", pull.node, error, end)
             elif end is not None:
@@ -396,5 +396,5 @@ class PullDriver:
             return False
         key = pull.moves.keys[pull.first + one.chunk]
         is_known = self._wrong.has(pull.node, key)
-        self._wrong.note(pull.node, key)
+        self._wrong.note_miss(pull.node, key)
         return is_known

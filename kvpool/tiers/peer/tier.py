@@ -154,8 +154,8 @@ class PeerTier:
         link, record = self._link_of(node), self.nodes.of(node)
         record.pulls += 1
         record.life = b"" if link is None or link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order, namespace, moves, Deadline(LINE_S, self._clock))
-        self._driver.begin(pull)
+        pull = self._pulls.begin_pull(order, namespace, moves, Deadline(LINE_S, self._clock))
+        self._driver.begin_pull(pull)
         return pull.job
 
     def completed(self) -> list[Finished]:

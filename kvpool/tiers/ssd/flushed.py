@@ -60,7 +60,7 @@ class FlushFloors:
     def __repr__(self) -> str:
         return f"<FlushFloors of {self._directory}, {len(self.floors)}, flush {self.sequence}>"
 
-    def note(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
+    def note_flush(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
         """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. Whether that is durable: not
         where another writer has waited for the disk for long."""
         with self._lock:

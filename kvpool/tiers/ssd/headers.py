@@ -62,7 +62,7 @@ class SsdHeaders:
     def __repr__(self) -> str:
         return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
+    def request_headers(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
         """Read the headers at these places (see `SlotAddress`): the words of each."""
         answer: Future[Answer] = Future()
         with self._lock:

@@ -293,7 +293,7 @@ class SsdTier:
         for job, chunk, status, tokens in self._disk.completed():
             asked = self._jobs[job]
             self._note(self._disk, status, WRITES if asked.is_write else READS)
-            self._watch.note(status, asked.generations[chunk] if asked.generations else 0, now_ns)
+            self._watch.note_result(status, asked.generations[chunk] if asked.generations else 0, now_ns)
             asked.left -= 1
             if not asked.left:
                 del self._jobs[job]
@@ -437,7 +437,7 @@ class SsdTier:
         self._book = book = CatalogueBook(self.slots, opened.catalogue, opened.floors)
         self._disk_warning = opened.disk_warning
         self.headers.epoch = opened.epoch
-        self.corruption.begin(opened.generation)
+        self.corruption.begin_life(opened.generation)
         await book.restore(opened.rows, opened.namespaces, opened.generation, namespaces=namespaces, clock=self._clock)
         failpoint.reach("daemon.ssd.restored")
         loop.add_reader(opened.disk.fileno, self._owner.on_completed)
@@ -510,7 +510,7 @@ class SsdTier:
         """Count a fault, and suspend what it shows to be failing."""
         faults = self._faults[direction]
         faults.note_fault(text, self._clock.now_ns())
-        if faults.in_row == 1 and (end := self._pace.take()) is not None:
+        if faults.in_row == 1 and (end := self._pace.take_line()) is not None:
             log.warning("ssd: %s%s", text, end)
         if self._faults[READS].is_suspended:
             self.become(TierState.OFFLINE, self._faults[READS].describe())

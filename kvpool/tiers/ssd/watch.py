@@ -69,9 +69,9 @@ class SsdWatch:
             if well_s > self._pauses_s.get(one, 0.0):
                 self._pauses_s.pop(one, None)
 
-    def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
+    def note_result(self, status: SsdStatus, generation: int, now_ns: int) -> None:
         """Note the result of a chunk's I/O. Corruption suspends the tier for longer than errors do."""
-        if self._tier.corruption.note(status, generation, now_ns):
+        if self._tier.corruption.note_result(status, generation, now_ns):
             self._tier.become(TierState.READONLY, f"because {REASON}")
             self._pauses_s[WRITES] = self._pauses_s[READS] = self._pauses_s[OTHER] = REST_S
             self.see_to_it()

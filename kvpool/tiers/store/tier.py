@@ -160,7 +160,7 @@ class StoreTier:
         """Whether `publish` would start something."""
         return self.is_usable and self._publishing_chunks < PUBLISHED_CHUNKS_MAX
 
-    async def ask(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
+    async def find_readable(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
         """For each of these chunks 1 where the store has it and it can be read now, else 0, as far as is known after this time
         and `answer_timeout` at most. One question at most; of a chain not for what follows a chunk that it is known to lack."""
         can_read = [self._transfers.fits(self._form_of(namespace)) for namespace, _ in columns]
@@ -180,7 +180,7 @@ class StoreTier:
             on_answer(bytes(code == 1 for code in codes) if is_answer and codes is not None else bytes(len(keys)))
 
         form = self._form_of(namespace)
-        self.process.ask((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
+        self.process.send_request((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         """See `Remote`: what the store has answered for a moment ago."""
@@ -194,7 +194,7 @@ class StoreTier:
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:  # noqa: ARG002 - objects have no order
         """See `Remote`."""
-        permit = self._breaker.ask() if self.is_usable and self._fetches < FETCHES_MAX else None
+        permit = self._breaker.ask_permit() if self.is_usable and self._fetches < FETCHES_MAX else None
         if permit is None:
             return NOT_STARTED
         self._jobs += 1
@@ -210,7 +210,7 @@ class StoreTier:
         """Start to put chunks of the arena into the store. Their slots are protected until each has ended. False: nothing was
         started, and `on_ended` is never called."""
         form = self._form_of(namespace)
-        permit = self._breaker.ask() if self.can_publish and self._transfers.fits(form) else None
+        permit = self._breaker.ask_permit() if self.can_publish and self._transfers.fits(form) else None
         if permit is None:
             return False
         self._publishing_chunks += len(moves)
@@ -286,7 +286,7 @@ class StoreTier:
                     break
             names += [form.name_of(key) for key in unknown[first:]]
         may_ask = unknown and self.is_usable and self._questions < QUESTIONS_MAX
-        permit = self._breaker.ask() if may_ask else None
+        permit = self._breaker.ask_permit() if may_ask else None
         if permit is None:
             return
         loop = asyncio.get_running_loop()
@@ -295,7 +295,7 @@ class StoreTier:
         self._counts["queries"] += 1
         # The store is judged by its own time: whoever asks may have less, or leave.
         question.timer = loop.call_later(self._config.answer_timeout, self._note_unanswered, question)
-        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, question))
+        self.process.send_request((wire.EXIST, names, [], []), partial(self._take_found, question))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(question.answered, min(timeout_s, self._config.answer_timeout))
 
@@ -307,7 +307,7 @@ class StoreTier:
     def _begin(self, transfer: Transfer) -> None:
         """Start a transfer, which has the time of those before it too."""
         self._moving_bytes += transfer.left * transfer.form.object_bytes
-        self._transfers.begin(transfer, self._config.transfer_timeout + self._moving_bytes / LEAST_BYTES_PER_S)
+        self._transfers.begin_transfer(transfer, self._config.transfer_timeout + self._moving_bytes / LEAST_BYTES_PER_S)
 
     def _take_found(self, question: "_Question", codes: Codes) -> None:
         """The answer to a question. A late one is no success, and its news count all the same."""
@@ -324,7 +324,7 @@ class StoreTier:
             there_ns, absent_ns = now_ns + int(THERE_S * NS_PER_S), now_ns + int(self._config.miss_ttl * NS_PER_S)
             for key, code in zip(keys, codes, strict=True):
                 if code >= 0:
-                    self._presence.note(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
+                    self._presence.note_answer(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
         if not question.answered.done():
             question.answered.set_result(None)
 
@@ -337,7 +337,7 @@ class StoreTier:
             is_wrong = outcome is Outcome.BAD_SOURCE
             self._counts["wrong_objects" if is_wrong else "gone_objects"] += 1
             absent_s = WRONG_S if is_wrong else self._config.miss_ttl
-            self._presence.note(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
+            self._presence.note_answer(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
             if is_wrong:
                 self._bad_chunk_log.note_bad_chunk(key, "other bytes", f"object {transfer.form.name_of(key)}")
         self._ended.append(finished)

@@ -113,7 +113,7 @@ class Node:
     async def join(self, other: "Node") -> None:
         """Have a link to another node."""
         self.hints.join(other.name)
-        self.client.add(Member(other.server.endpoints[0]))
+        self.client.add_member(Member(other.server.endpoints[0]))
         await self.pool.until_moved(lambda: other.name in self.links)
 
     def believe(self, other: "Node", keys: Sequence[bytes]) -> None:

@@ -192,7 +192,7 @@ class Watcher:
 
     def link_at(self, endpoint: str, key: bytes = b"", node: str = "") -> PeerLink:
         """A link to an endpoint."""
-        made = self.client.add(Member(endpoint, key, node))
+        made = self.client.add_member(Member(endpoint, key, node))
         assert made is not None
         return made
 

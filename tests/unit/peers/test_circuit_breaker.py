@@ -30,7 +30,7 @@ def _breaker(clock: _Clock) -> CircuitBreaker:
 
 
 def _ask(breaker: CircuitBreaker) -> Permit:
-    permit = breaker.ask()
+    permit = breaker.ask_permit()
     assert permit is not None
     return permit
 
@@ -49,7 +49,7 @@ def test_it_opens_after_failures_in_a_row_alone() -> None:
         breaker.succeed(_ask(breaker))
         assert breaker.state.value == "closed"
     _open(breaker)
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     assert breaker.opened == 1
 
 
@@ -58,11 +58,11 @@ def test_exactly_one_trial_after_the_pause() -> None:
     breaker = _breaker(clock)
     _open(breaker)
     clock.now_s += 0.999
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     clock.now_s += 0.002
     trial = _ask(breaker)
     assert breaker.state.value == "half-open"
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     breaker.succeed(trial)
     assert breaker.state.value == "closed"
     assert breaker.retry_s == 0
@@ -90,7 +90,7 @@ def test_a_trial_without_an_outcome_has_failed() -> None:
     clock.now_s += 1.0
     lost = _ask(breaker)
     clock.now_s += TRIAL_S
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     assert breaker.state.value == "open"
     breaker.succeed(lost)
     assert breaker.state.value == "open"
@@ -115,7 +115,7 @@ def test_a_new_life_closes_it() -> None:
     _open(breaker)
     breaker.reset()
     assert breaker.state.value == "closed"
-    assert breaker.ask() is not None
+    assert breaker.ask_permit() is not None
 
 
 def test_random_outcomes_keep_the_invariant(seed: int) -> None:
@@ -125,7 +125,7 @@ def test_random_outcomes_keep_the_invariant(seed: int) -> None:
     for _ in range(5000):
         clock.now_s += chance.random() * 2
         if chance.random() < 0.6:
-            permit = breaker.ask()
+            permit = breaker.ask_permit()
             assert (permit is None) <= (breaker.state is not BreakerState.CLOSED)
             permits += [permit] if permit else []
         elif permits:

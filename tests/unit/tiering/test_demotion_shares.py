@@ -106,7 +106,7 @@ class TwoModels:
             job, chunk, model = self.disk.waiting.popleft()
             self._budget -= model.layout.chunk_bytes
             self.written[self.models.index(model)] += model.layout.chunk_bytes
-            self.link._jobs.settle(Finished(job, chunk, Outcome.DONE), self.now_ns)
+            self.link._jobs.settle_chunk(Finished(job, chunk, Outcome.DONE), self.now_ns)
             self.demotions.run(self.now_ns)
 
 

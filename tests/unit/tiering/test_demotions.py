@@ -74,7 +74,7 @@ class Chain:
         assert self.slower.jobs == [CHUNKS]
 
     def end(self, chunk: int, *, job: int = 1, is_good: bool = True) -> None:
-        self.link._jobs.settle(Finished(JobId(job), chunk, Outcome.DONE if is_good else Outcome.FAILED), 3)
+        self.link._jobs.settle_chunk(Finished(JobId(job), chunk, Outcome.DONE if is_good else Outcome.FAILED), 3)
         assert self.link._jobs.strays == 0
 
     @property

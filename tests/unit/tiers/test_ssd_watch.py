@@ -217,8 +217,8 @@ def test_before_the_tier_is_open_and_after_its_end_the_disk_is_not_watched() -> 
 def test_repeated_corruption_suspends_a_tier_for_longer(watched: Watched, status: SsdStatus) -> None:
     for number in range(CHUNKS):
         assert not watched.tier.rests
-        watched.watch.note(status, 1, number)
-        watched.watch.note(SsdStatus.OK, 1, number)
+        watched.watch.note_result(status, 1, number)
+        watched.watch.note_result(SsdStatus.OK, 1, number)
     assert watched.tier.rests
     assert watched.tier.corruption.problems() != []
     watched.loop.pass_time(REST_S - 1)

@@ -226,13 +226,17 @@ class SimulatedNode:
         taken = self._readers.take_at_once(self._session, runs, now_ns)
         if taken is not None:
             return self._readers.grant(self._session, taken, now_ns)
-        task = self._readers.begin(self._session, runs, chunks=len(keys))
+        task = self._readers.begin_task(self._session, runs, chunks=len(keys))
         with self._tiering.protecting(may_wait):
             while (step := task.advance(now_ns)) is Step.MORE:
                 pass
         is_late = step is Step.WAIT and may_wait
-        grant = None if is_late else self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
-        task.end(now_ns)
+        grant = (
+            None
+            if is_late
+            else self._readers.grant(self._session, self._readers.take_holds(self._session, task), now_ns)
+        )
+        task.release_holds(now_ns)
         return grant
 
     def _store(self, parent: bytes, keys: KeyColumn) -> int:

@@ -102,7 +102,7 @@ class CatalogueBook:
         with self._flushing.running():
             if generation is None:
                 return self.catalogue.checkpoint(CLOSE_TIMEOUT_S)
-            return self._floors.note(fingerprints, generation)
+            return self._floors.note_flush(fingerprints, generation)
 
     def settle_flushed(self) -> None:
         """Queue the number of the last flush, behind its removals."""

@@ -562,7 +562,7 @@ def test_a_node_of_another_layout_or_model_finds_nothing(shared: SharedDirectory
         async with Node(shared, "store.publish=off") as second:
             own = second.pool.session.own
             other = Namespace(own.id, own.size_class, "another model", own.layout)
-            assert await second.store.ask([(other, KeyColumn.of(KEYS))], 60.0) == bytes(len(KEYS))
+            assert await second.store.find_readable([(other, KeyColumn.of(KEYS))], 60.0) == bytes(len(KEYS))
 
     run(act())
 

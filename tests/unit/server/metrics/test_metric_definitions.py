@@ -161,8 +161,8 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         held_by_user={"1000": 4, "tickets": 2},
     )
     times = RequestTimes(VERBS)
-    times.add(10, 7_000)
-    times.add(10, 3_000_000_000)
+    times.add_time(10, 7_000)
+    times.add_time(10, 3_000_000_000)
     return Scrape(
         build={"version": "1", "checksum": "c", "key_hash": "k"},
         pool=measured,

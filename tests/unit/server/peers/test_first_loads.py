@@ -489,7 +489,7 @@ def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
             await save(here, there, keys)
         breaker = here.tier.nodes.of(there.name).breaker
         for _ in range(3):
-            permit = breaker.ask()
+            permit = breaker.ask_permit()
             assert permit is not None
             breaker.fail(permit)
         assert await load_ranks(here, columns) == 0

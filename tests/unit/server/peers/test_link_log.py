@@ -81,8 +81,8 @@ def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_l
             clock.ns += NS_PER_S // 100
             link.life = None if change % 2 else PeerLife("gpu-1", bytes(16), "", is_new=False)
             link.fault = "the connection ended" if change % 2 else ""
-            links.note(link)
-            links.note(link)
+            links.note_link(link)
+            links.note_link(link)
         lines = [record.getMessage() for record in caplog.records]
         assert lines[:2] == ["peer 192.0.2.12:9470: is connected", "peer 192.0.2.12:9470: the connection ended"]
         assert len(lines) == LINES_AT_ONCE

@@ -43,7 +43,7 @@ def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
 
 def suspended() -> NodeRecord:
     record = RECORDS.of("suspended")
-    permit = record.breaker.ask()
+    permit = record.breaker.ask_permit()
     for _ in range(FAILURES):
         if permit is not None:
             record.breaker.fail(permit)

@@ -243,10 +243,10 @@ def test_one_node_has_a_part_of_the_reads_for_others() -> None:
     one, other = ConnectionId(1), ConnectionId(2)
     allowance = PeerAllowance(16 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 12
-    allowance.take(one, 12 * CHUNK)
+    allowance.take_bytes(one, 12 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 0
     assert allowance.chunks(other, CHUNK) == 3
-    allowance.take(other, 3 * CHUNK)
+    allowance.take_bytes(other, 3 * CHUNK)
     allowance.give_back(one, 12 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 9
     allowance.give_back(other, 3 * CHUNK)

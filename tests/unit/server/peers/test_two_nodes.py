@@ -208,8 +208,8 @@ class WatchedAllowance(PeerAllowance):
 
     most = 0
 
-    def take(self, peer: ConnectionId, size: int) -> None:
-        super().take(peer, size)
+    def take_bytes(self, peer: ConnectionId, size: int) -> None:
+        super().take_bytes(peer, size)
         self.most = max(self.most, self.taken)
 
 
@@ -235,7 +235,7 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
 def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
     allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
     assert allowance.chunks(one, CHUNK) == 1
-    allowance.take(one, CHUNK)
+    allowance.take_bytes(one, CHUNK)
     assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
     allowance.give_back(one, CHUNK)
     assert allowance.chunks(other, CHUNK) == 1
@@ -464,7 +464,7 @@ def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None
         life = here.links[there.name].life
         assert record is not None
         assert life is not None
-        while (permit := record.breaker.ask()) is not None:
+        while (permit := record.breaker.ask_permit()) is not None:
             record.breaker.fail(permit)
         here.tier.note_life(there.name, life.incarnation)
         assert here.tier.is_silent(there.name)

@@ -289,7 +289,7 @@ def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
         await rig.here.pool.until_moved(lambda: pool._tiering.holds == 0)
         assert task.chunks == 10, "all of it has landed"
         assert rig.pulls(rig.there) == 2
-        task.end(1)
+        task.release_holds(1)
         for connection in (20, 21):
             rig.there.pool.pool.drop_connection(ConnectionId(connection))
         pool.drop_connection(session.connection)

@@ -92,7 +92,7 @@ class _OwnerLink:
                 answered.set_result(r.Staged(*found[1:]))
 
         late = loop.call_later(timeout_s, fail, PeerUnreachable("the owner's process does not answer"))
-        self._process.ask([STAGE, *astuple(stage)], answer)
+        self._process.send_request([STAGE, *astuple(stage)], answer)
         return answered
 
 
@@ -275,7 +275,7 @@ async def _ask(process: ChildProcess, *request: object) -> list[Any]:
         if not answered.done():
             answered.set_result(found)
 
-    process.ask(request, answer)
+    process.send_request(request, answer)
     found = await answered
     if found is None:
         raise EngineAbsent(f"a process of TransferEngine has ended: {process.error}")

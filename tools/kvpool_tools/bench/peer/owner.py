@@ -88,7 +88,7 @@ class Owner:
             pull, first, count = fields
             chunks = OfferedChunks(self._node.columns(first, count), EXTENTS, self._node.extent_bytes)
             checks = self._checks(chunks)
-            self._parts.add(pull, "puller", chunks, checks)
+            self._parts.add_offer(pull, "puller", chunks, checks)
             link.answer(number, [checks])
         else:
             self._parts.drop(*fields)

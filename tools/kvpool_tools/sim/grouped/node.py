@@ -108,12 +108,12 @@ class GroupedNode:
         now_ns = self._clock.now_ns()
         keys = (request.full[:end], request.window[max(0, end - self._window_blocks) : end])
         runs = [Run(part, column) for part, column in zip(self._session.parts, keys, strict=True)]
-        task = self._readers.begin(self._session, runs, chunks=end)
+        task = self._readers.begin_task(self._session, runs, chunks=end)
         while task.advance(now_ns) is Step.MORE:
             pass
-        grant = self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
+        grant = self._readers.grant(self._session, self._readers.take_holds(self._session, task), now_ns)
         if not grant.lease:
-            task.end(now_ns)
+            task.release_holds(now_ns)
             return 0
         self._readers.release(self._session, grant.lease, now_ns)
         return end
