@@ -30,7 +30,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons, and compiling torch's takes 20 s of each worker
 # of the demonstration.
-RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
+RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRITEBYTECODE=
 
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
@@ -313,7 +313,7 @@ SPARSE ?=
 
 bench-sparse: setup
 	mkdir -p bench-results
-	@$(RUN_TREE) $(BIN)/python -m kvpool.bench.sparse.study --out bench-results $(SPARSE) >bench-results/sparse.txt; status=$$?; cat bench-results/sparse.txt; exit $$status
+	@$(RUN_TREE) $(BIN)/python -m studies.sparse.study --out bench-results $(SPARSE) >bench-results/sparse.txt; status=$$?; cat bench-results/sparse.txt; exit $$status
 
 install-service:
 	@DESTDIR="$(DESTDIR)" scripts/install-service $(if $(KVPOOLD),--kvpoold "$(KVPOOLD)")

@@ -14,7 +14,7 @@ import torch
 import kvpool_client as kv
 from examples.tiny_engine import BLOCK_TOKENS, CHUNK_TOKENS, HEAD_DIM, HEADS, LAYERS, VOCABULARY, Model
 from kvpool.socket_path import find_socket
-from kvpool_client.blocks import BlockPool
+from kvpool_blocks import BlockPool
 from kvpool_client.torch import gated
 
 ANSWER_TOKENS = 12

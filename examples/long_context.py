@@ -30,11 +30,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 
 import kvpool_client as kv
 from demo.node import Daemon
-from kvpool.cli.machine import describe_machine
-from kvpool.cli.output import print_line, print_table
 from kvpool.units import format_size
-from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
+from kvpool_sparse import SparseConfig, SparseSequence
+from kvpool_sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
+from kvpool_tools.cli.machine import describe_machine
+from kvpool_tools.cli.output import print_line, print_table
 
 TOKENS = 64 << 10
 # As many tokens of a prompt as are computed at once.

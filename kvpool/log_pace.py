@@ -26,7 +26,7 @@ class LogPace:
         """Seconds until a line may be logged."""
         return 0.0 if self._until is None else self._until.remaining_s()
 
-    def take(self) -> str | None:
+    def take_line(self) -> str | None:
         """How the line ends that may be logged now; None: it is left out, and counted."""
         if self._until is not None and not self._until.has_passed():
             self._left_out += 1

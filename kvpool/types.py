@@ -230,11 +230,10 @@ class ClientFailures:
 class Measurements:
     """All counters of a pool, at one moment. `directory`: those of the native directory.
 
-    `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
-    `directory`. `remote`, `upper`: the counters of each remote tier, and of each tier of copies, by its name. `chunks`: those
-    that the arena or a lower tier has, each counted once; `evicted_chunks`: evicted from the last of these tiers that had
-    them. `held_by_model`, `held_by_user`: bytes of DRAM that cannot be evicted
-    now, by the model of the chunks, and by the user whose connections protect them.
+    `tiers`: the counters of each tier beside the arena, by its name; `classes`: the slots of each lower one by size class, as
+    `classes` in `directory`. `chunks`: those that the arena or a lower tier has, each counted once; `evicted_chunks`: evicted
+    from the last of these tiers that had them. `held_by_model`, `held_by_user`: bytes of DRAM that cannot be evicted now, by
+    the model of the chunks, and by the user whose connections protect them.
     """
 
     server: Mapping[str, int]
@@ -251,11 +250,9 @@ class Measurements:
     held_by_model: Mapping[str, int] = field(default_factory=dict)
     held_by_user: Mapping[str, int] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
-    lower: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
-    lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
+    tiers: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
-    remote: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
-    upper: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

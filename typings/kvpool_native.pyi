@@ -1235,17 +1235,6 @@ class SsdQueue:
         any arena offset and slot.
         """
 
-    def take_outcomes(self, limit: int = 18446744073709551615) -> list[ChunkOutcome]:
-        """What became of chunks, each chunk of each job once, `limit` at most."""
-
-    def fileno(self) -> int:
-        """Readable while there are outcomes."""
-
-    def stop(self, timeout_s: float) -> bool:
-        """
-        Ends the threads; False where I/O under way has not ended in time. GIL released.
-        """
-
     def longest_transfer_ns(self) -> int:
         """
         For how long the transfer has been under way that was begun first; 0: none is.
@@ -1257,6 +1246,19 @@ class SsdQueue:
         """
         How many threads have a ring, the errno of a refusal, whether what was moved differed once, and the latest failed
         transfer: its errno (0: none has failed), whether it was a write, where it began.
+        """
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[ChunkOutcome]:
+        """
+        What has ended, each thing once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there are outcomes."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
 
 STREAM_CONNECTIONS_MAX: int = 16
@@ -1309,18 +1311,20 @@ class ExtentServer:
         Ends an offer, reported like any end; False where no offer has the ticket.
         """
 
-    def completed(self, limit: int = 18446744073709551615) -> list[OfferOutcome]:
-        """Offers that have ended, each once, `limit` at most."""
+    def stats(self) -> dict[str, int]: ...
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[OfferOutcome]:
+        """
+        What has ended, each thing once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        """
 
     def fileno(self) -> int:
-        """Readable while there are ends of offers."""
+        """Readable while there are outcomes."""
 
     def stop(self, timeout_s: float) -> bool:
         """
-        Ends all offers and threads; False where a thread has not ended in time. GIL released.
+        Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
-
-    def stats(self) -> dict[str, int]: ...
 
 class PullOutcome:
     """The end of one chunk of a pull."""
@@ -1381,9 +1385,11 @@ class PullQueue:
         Ends a job's remaining chunks, reported like any end; False where it has ended.
         """
 
+    def stats(self) -> dict[str, int]: ...
+
     def take_outcomes(self, limit: int = 18446744073709551615) -> list[PullOutcome]:
         """
-        Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        What has ended, each thing once, `limit` at most. Nothing writes to the slot of a reported chunk.
         """
 
     def fileno(self) -> int:
@@ -1391,10 +1397,8 @@ class PullQueue:
 
     def stop(self, timeout_s: float) -> bool:
         """
-        Cuts all connections and ends the threads; False where one has not ended in time. GIL released.
+        Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
-
-    def stats(self) -> dict[str, int]: ...
 
 class NearMemory:
     """Arena and index of another daemon of this host, mapped read-only."""
@@ -1426,9 +1430,11 @@ class NearQueue:
         Ends a job's remaining chunks, reported like any end; False where it has ended.
         """
 
+    def stats(self) -> dict[str, int]: ...
+
     def take_outcomes(self, limit: int = 18446744073709551615) -> list[PullOutcome]:
         """
-        Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        What has ended, each thing once, `limit` at most. Nothing writes to the slot of a reported chunk.
         """
 
     def fileno(self) -> int:
@@ -1436,10 +1442,8 @@ class NearQueue:
 
     def stop(self, timeout_s: float) -> bool:
         """
-        Ends all jobs and threads; False where one has not ended in time. GIL released.
+        Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
-
-    def stats(self) -> dict[str, int]: ...
 
 class DeviceMemory:
     """
@@ -1594,7 +1598,8 @@ class MoveEnd:
 
 class DeviceMover:
     """
-    Threads that copy chunks of the arena to a device, and check what is there.
+    Threads that copy chunks of the arena to a device, and check what is there. Where the device does not
+    answer until the end of `stop`, its threads and memory are left behind.
     """
 
     def __init__(self, device: Device, memory: DeviceMemory, arena: Mapping, index: IndexView, ring_bytes: int, answer_s: float = 30.0) -> None:
@@ -1615,19 +1620,20 @@ class DeviceMover:
         not used.
         """
 
-    def completed(self) -> list[MoveEnd]:
-        """The chunks that have ended since the last call, each once."""
+    def stats(self) -> dict[str, Any]: ...
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[MoveEnd]:
+        """
+        What has ended, each thing once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        """
 
     def fileno(self) -> int:
-        """Readable while there is something completed."""
+        """Readable while there are outcomes."""
 
     def stop(self, timeout_s: float) -> bool:
         """
-        Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its
-        threads and memory are left behind. GIL released.
+        Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
-
-    def stats(self) -> dict[str, Any]: ...
 
 SAMPLED_SHARE: float = 0.0625
 

@@ -16,7 +16,7 @@ from examples.engine.attention import TILE, Span
 from examples.engine.model import Model
 from examples.engine.sampling import Sampler
 from examples.engine.workload import Request
-from kvpool_client.blocks import Allocation, BlockPool
+from kvpool_blocks import Allocation, BlockPool
 from kvpool_client.torch import gated
 
 LOGITS_MAX = 256

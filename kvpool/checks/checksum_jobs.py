@@ -7,15 +7,14 @@ Invariant: each chunk under way has one pin in the tier's directory.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
+from kvpool.index.namespaces import Namespaces
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import Finished, JobId, Outcome
+from kvpool.tiers.base import Finished, Moves, Outcome, Stocked
 from kvpool.tiers.jobs import Jobs
-from kvpool.tiers.slots import Slots
-from kvpool.types import HoldId, Level, NamespaceId
+from kvpool.types import HoldId, NamespaceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +37,12 @@ class ChecksumResult:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    owner: "ChecksumJobs"
-    chunk: Stored
-    waiting: "asyncio.Future[ChecksumResult]"
-
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a comparison is no use of a chunk
-        """See `Job`."""
-        self.owner.settle(self.chunk, self.waiting, finished)
-
-    def end(self, now_ns: int) -> None:
-        """The only chunk is settled."""
-
-
-class CheckedTier(Protocol):
-    """A tier whose chunks can be compared where they lie."""
-
-    @property
-    def name(self) -> str:
-        """Its name in reports."""
-
-    @property
-    def level(self) -> Level:
-        """Its number."""
-
-    @property
-    def slots(self) -> Slots:
-        """Its directory."""
-
-
 class ChecksumJobs:
     """All comparisons under way in one tier. `corrupt_chunks`: those that were bad."""
 
-    def __init__(
-        self, tier: CheckedTier, check: Callable[[Stored], JobId], jobs: Jobs, bad_chunk_log: BadChunkLog
-    ) -> None:
-        """`check`: has the tier begin to compare a chunk; 0: it cannot now."""
+    def __init__(self, tier: Stocked, namespaces: Namespaces, jobs: Jobs, bad_chunk_log: BadChunkLog) -> None:
         self.tier = tier
-        self._check = check
+        self._namespaces = namespaces
         self._jobs = jobs
         self._bad_chunk_log = bad_chunk_log
         self.pins = 0  # in the tier's directory
@@ -87,17 +53,20 @@ class ChecksumJobs:
 
     def start(self, chunk: Stored) -> "asyncio.Future[ChecksumResult] | None":
         """Compare a chunk. None when the tier cannot be read now. The pin ends in any case."""
-        job_id = self._check(chunk)
+        directory = self.tier.slots.directory
+        slot = int.from_bytes(directory.columns([chunk.pin]).slots, "little")
+        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0], [slot])
+        job_id = self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
         if not job_id:
-            self.tier.slots.directory.unpin(chunk.pin)
+            directory.unpin(chunk.pin)
             return None
         waiting: asyncio.Future[ChecksumResult] = asyncio.get_running_loop().create_future()
-        self._jobs.add(job_id, _Job(self, chunk, waiting), 1)
+        self._jobs.add_job(job_id, 1, partial(self._settle, chunk, waiting))
         self.pins += 1
         return waiting
 
-    def settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
-        """A chunk has been read or not."""
+    def _settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
+        """A chunk has been read or not. That is no use of it."""
         dropped, directory, key = 0, self.tier.slots.directory, chunk.key
         is_good = finished.outcome is Outcome.DONE
         fault = "" if is_good else finished.fault or finished.outcome.name.lower()

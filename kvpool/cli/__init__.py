@@ -1,1 +1,1 @@
-"""The commands `kvpoold` and `kvpoolctl`."""
+"""The command `kvpoold`."""

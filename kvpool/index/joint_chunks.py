@@ -53,7 +53,7 @@ class JointChunk:
         self.stored |= part.mask
         self.tokens = self.tokens or tokens
 
-    def ask(self, part: "Part") -> SaveState:
+    def reserve_part(self, part: "Part") -> SaveState:
         """Reserve a part's extents: all of them or none."""
         if self.stored & part.mask == part.mask:
             return SaveState.PART
@@ -168,7 +168,7 @@ class Placed:
     def __len__(self) -> int:
         return len(self.states)
 
-    def add(self, state: int, offset: int, generation: int) -> None:
+    def append_answer(self, state: int, offset: int, generation: int) -> None:
         """Answer the next key."""
         assert not self.is_closed
         self.states.append(state)

@@ -111,7 +111,7 @@ class RemoteChunks:
         self._nodes[node] = _Node(pace=self._nodes[node].pace)
         self._number(node)
 
-    def note(self, node: NodeName, event: Event) -> bool:
+    def queue_event(self, node: NodeName, event: Event) -> bool:
         """Queue what an event of a node changes. False, and nothing is done, where the queue is full: call `advance` first."""
         if event.kind is EventKind.CREATED:
             return True

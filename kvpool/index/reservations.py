@@ -28,7 +28,7 @@ class ReservedRun:
     published. `extents` checksums belong to a chunk, the first `kv_extents` of them to its KV.
 
     `holders`: who has the slots: the directory's reservation of a chain or one for each chunk, or with `is_part` the part of a
-    joint save. `staged`: what the daemon has copied into them, where it does that itself. `has_tokens`: its chunks follow each
+    joint save. `staged`: what the daemon has copied into them, where it does that itself. `is_chain`: its chunks follow each
     other, and a commit may give their token ids.
     """
 
@@ -38,7 +38,7 @@ class ReservedRun:
     kv_extents: int
     holders: list[ReservationId]
     is_part: bool = False
-    has_tokens: bool = True
+    is_chain: bool = True
     staged: StagedSlots | None = None
     committed: int = 0
 
@@ -102,7 +102,7 @@ class Reservations:
         """Reservations of one connection."""
         return len(self._of_owner.get(owner, ()))
 
-    def add(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
+    def add_reservation(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
         """Remember what was reserved for a save: at least a chunk."""
         self._last_id += 1
         made = Reservation(SaveId(self._last_id), owner, runs, now_ns + self._ttl_ns)
@@ -130,7 +130,7 @@ class Reservations:
         reservation = self._by_id.get(reservation_id)
         return reservation if reservation is not None and reservation.owner == owner else None
 
-    def end(self, reservation: Reservation) -> None:
+    def remove_reservation(self, reservation: Reservation) -> None:
         """Remove a reservation; the caller ends what it holds."""
         del self._by_id[reservation.id]
         owned = self._of_owner[reservation.owner]

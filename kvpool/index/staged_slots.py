@@ -54,7 +54,7 @@ class StagedSlots:
             at = chunk * self._extents + extents.numbers.start
             self._has_copy[at : at + count] = bytes(count)
 
-    def note(self, extents: Extents, checksums: bytes) -> None:
+    def note_copy(self, extents: Extents, checksums: bytes) -> None:
         """Note that these extents have been copied; `checksums` is u32 [chunk][extent], or empty where they have not."""
         count = len(extents.numbers)
         row = count * CHECKSUM_BYTES
@@ -65,13 +65,13 @@ class StagedSlots:
                 number * row : (number + 1) * row
             ]
 
-    def count_whole(self, first: int, checksums: bytes) -> int:
-        """Leading chunks from the `first` on that were copied completely and have the checksums of their writer."""
+    def are_whole(self, first: int, checksums: bytes) -> list[bool]:
+        """Whether each chunk from the `first` on was copied completely and has the checksums of its writer."""
         row = self._extents * CHECKSUM_BYTES
+        found: list[bool] = []
         for number in range(len(checksums) // row):
             at = (first + number) * self._extents
-            is_whole = 0 not in self._has_copy[at : at + self._extents]
             stored = self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row]
-            if not is_whole or stored != checksums[number * row : (number + 1) * row]:
-                return number
-        return len(checksums) // row
+            is_copied = 0 not in self._has_copy[at : at + self._extents]
+            found.append(is_copied and stored == checksums[number * row : (number + 1) * row])
+        return found

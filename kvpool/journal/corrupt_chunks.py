@@ -15,7 +15,7 @@ class CorruptChunks:
     def __init__(self) -> None:
         self._dropped: Counter[str] = Counter()
 
-    def note(self, model: str, chunks: int) -> None:
+    def note_chunks(self, model: str, chunks: int) -> None:
         """Chunks of a model were found corrupt and dropped."""
         if model in self._dropped or len(self._dropped) < CORRUPT_MODELS_MAX:
             self._dropped[model] += chunks

@@ -133,7 +133,7 @@ class EngineChunks:
             for holder, share in self._holders_of(source)
         )
 
-    def add(self, source: Source, namespace: NamespaceId, chunk: EngineChunk) -> Record | None:
+    def add_chunk(self, source: Source, namespace: NamespaceId, chunk: EngineChunk) -> Record | None:
         """The source has the chunk from now on: its record, where no source had it before.
 
         REQUIRES: room; the source has its parent, and not yet the chunk; no other namespace has its key.
@@ -185,7 +185,7 @@ class EngineChunks:
             self._forget(source)
         return record
 
-    def end(self, source: Source) -> None:
+    def drop_source(self, source: Source) -> None:
         """What the source has reported is dropped by `drop_some`; it begins anew."""
         table = self._table_of(source)
         if table is not None:

@@ -60,7 +60,9 @@ class EngineLevel:
             "events.declined_engine_chunks": self.declined_chunks,
         }
 
-    def take(self, source: Source, namespace: NamespaceId, report: Report) -> tuple[list[ReportState], list[Event]]:
+    def record_report(
+        self, source: Source, namespace: NamespaceId, report: Report
+    ) -> tuple[list[ReportState], list[Event]]:
         """Record a report: a state for each chunk that is stored, and the events. Raises InvalidArgument, and then nothing has
         changed."""
         self.chunks.check_removal(source, report.removed)
@@ -120,7 +122,7 @@ class EngineLevel:
             return ReportState.FOREIGN, None
         if not self.chunks.has_room(source, chunk):
             return ReportState.FULL, None
-        return ReportState.TAKEN, self.chunks.add(source, namespace, chunk)
+        return ReportState.TAKEN, self.chunks.add_chunk(source, namespace, chunk)
 
     def _arrivals(self, records: Iterable[Record]) -> Iterator[Event]:
         """Events of chunks that the first source has reported; those of a chain are one."""

@@ -157,9 +157,9 @@ class Journal:
         return self._feed.waiting > 0
 
     def take_report(self, source: Source, namespace: NamespaceId, report: Report) -> bytes:
-        """Take an engine's report (see `EngineLevel.take`): a `ReportState` for each chunk. REQUIRES: not behind."""
+        """Take an engine's report (see `EngineLevel.record_report`): a `ReportState` for each chunk. REQUIRES: not behind."""
         assert not self.is_behind
-        states, events = self._engines.take(source, namespace, report)
+        states, events = self._engines.record_report(source, namespace, report)
         self._append(events)
         if events:
             self._wake()
@@ -167,7 +167,7 @@ class Journal:
 
     def end_source(self, source: Source) -> None:
         """What a source has reported is removed, in parts."""
-        self._engines.chunks.end(source)
+        self._engines.chunks.drop_source(source)
         self._take_turn()
 
     def end_reports(self, connection: ConnectionId) -> None:
@@ -300,7 +300,7 @@ class Journal:
             return
         namespace = NamespaceId(run.namespace)
         if run.cause == Cause.DROPPED:
-            self._corrupt.note(self._model(namespace), len(keys))
+            self._corrupt.note_chunks(self._model(namespace), len(keys))
         if not run.tiers:
             self._history.note_departures(
                 keys, Departure(now_ns, CAUSES[run.cause], run.level, run.priority, namespace)
@@ -389,7 +389,7 @@ class Journal:
         place_of = self._directories[level].place_of
         chunks = (page.chunks[at] for at in lacking)
         places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
-        words = self._headers[level].ask(places, is_urgent=is_urgent)
+        words = self._headers[level].request_headers(places, is_urgent=is_urgent)
         return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _model(self, namespace: int) -> str:

@@ -33,7 +33,7 @@ class ArrivalWatch:
     def __repr__(self) -> str:
         return f"<ArrivalWatch {self._watched} watched, {len(self._resting)} resting>"
 
-    def add(self, descriptor: int) -> None:
+    def add_connection(self, descriptor: int) -> None:
         """Watch a connection. Raises OSError where the kernel has no room."""
         self._epoll.register(descriptor, _ARMED)
         self._watched += 1

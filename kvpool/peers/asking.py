@@ -151,7 +151,7 @@ class Asking:
         if not waiting:
             del self._named[place]
 
-    async def ask(
+    async def ask_node(
         self,
         link: PeerLink,
         node: str,

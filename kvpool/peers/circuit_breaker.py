@@ -14,11 +14,17 @@ for nothing, so that late failures of earlier requests cannot open a breaker tha
 The clock is an argument; nothing here sleeps. One thread.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
+
+# In a row, that open the breaker.
+FAILURES = 3
+# A trial without an outcome has failed after that time.
+TRIAL_S = 5.0
+BACK_OFF = BackOffSettings(first_s=0.5, most_s=60.0)
 
 
 class BreakerState(Enum):
@@ -27,19 +33,6 @@ class BreakerState(Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
-    """`failures`: in a row, that open the breaker. `trial_s`: a trial without an outcome has failed after that time."""
-
-    failures: int = 3
-    trial_s: float = 5.0
-    back_off: BackOffSettings = field(default_factory=lambda: BackOffSettings(first_s=0.5, most_s=60.0))
-
-    def __post_init__(self) -> None:
-        assert self.failures >= 1
-        assert self.trial_s > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +48,13 @@ class CircuitBreaker:
     Invariant: `_until` is set exactly while the breaker is not closed: the end of the pause, or of the trial.
     """
 
-    def __init__(self, settings: BreakerSettings, clock: Clock, random: Uniform) -> None:
-        self._settings = settings
+    def __init__(
+        self, clock: Clock, random: Uniform, *, failures: int = FAILURES, back_off: BackOffSettings = BACK_OFF
+    ) -> None:
+        assert failures >= 1
         self._clock = clock
-        self._back_off = BackOff(settings.back_off, random)
+        self._failures_max = failures
+        self._back_off = BackOff(back_off, random)
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._until: Deadline | None = None
@@ -78,7 +74,7 @@ class CircuitBreaker:
         """Seconds until a permit may be given; 0 where one is now."""
         return 0.0 if self._until is None else self._until.remaining_s()
 
-    def ask(self) -> Permit | None:
+    def ask_permit(self) -> Permit | None:
         """A permit for one request; None: the peer is not asked now."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._turn)
@@ -88,7 +84,7 @@ class CircuitBreaker:
         if self._state is BreakerState.HALF_OPEN:
             self._open()  # the trial never ended
             return None
-        self._change(BreakerState.HALF_OPEN, self._settings.trial_s)
+        self._change(BreakerState.HALF_OPEN, TRIAL_S)
         return Permit(self._turn)
 
     def succeed(self, permit: Permit) -> None:
@@ -104,7 +100,7 @@ class CircuitBreaker:
         if permit.turn != self._turn:
             return
         self._failures += 1
-        if self._state is BreakerState.HALF_OPEN or self._failures >= self._settings.failures:
+        if self._state is BreakerState.HALF_OPEN or self._failures >= self._failures_max:
             self._open()
 
     def reset(self) -> None:
@@ -117,7 +113,7 @@ class CircuitBreaker:
     def verify(self) -> None:
         """Assert the invariant."""
         assert (self._until is None) == (self._state is BreakerState.CLOSED)
-        assert self._failures < self._settings.failures or self._state is not BreakerState.CLOSED
+        assert self._failures < self._failures_max or self._state is not BreakerState.CLOSED
 
     def _open(self) -> None:
         self.opened += 1

@@ -19,7 +19,7 @@ class TokenBucket:
         self._clock = clock
         self._at_ns = clock.now_ns()
 
-    def take(self, count: float = 1) -> bool:
+    def take_tokens(self, count: float = 1) -> bool:
         """Take tokens. Whether there were so many; nothing is taken where there were not."""
         now_ns = self._clock.now_ns()
         self._tokens = min(self._burst, self._tokens + (now_ns - self._at_ns) * self._per_ns)

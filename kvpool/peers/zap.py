@@ -51,4 +51,4 @@ class ZapHandler:
         self._buckets[source] = bucket
         if len(self._buckets) > _KNOWN_MAX:
             self._buckets.popitem(last=False)
-        return bucket.take()
+        return bucket.take_tokens()

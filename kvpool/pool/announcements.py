@@ -241,4 +241,4 @@ class Announcements:
             del self._of_owner[owner]
         self._bytes -= entry.size
         entry.is_over = True
-        entry.task.end(now_ns)
+        entry.task.release_holds(now_ns)

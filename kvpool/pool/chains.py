@@ -90,25 +90,27 @@ class Chains:
 
     def hold(self, session: EngineSession, request: m.Acquire | pr.Promise, purpose: Purpose[Answer]) -> Parts[Answer]:
         """Take holds on what `acquire` leases, and give them."""
-        if not pm.is_node_name(request.owner):
+        if request.owner and not pm.is_node_name(request.owner):
             raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
-        task = self.readers.begin(session, runs, chunks=request.chunks, holder=purpose.holder, owner=request.owner)
+        taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=purpose.holder)
+        if taken is not None:
+            return purpose.give(taken)
+        task = self.readers.begin_task(session, runs, chunks=request.chunks, holder=purpose.holder, owner=request.owner)
         return (yield from self._take(session, task, purpose))
 
     def _take(self, session: EngineSession, task: HoldTask, purpose: Purpose[Answer]) -> Parts[Answer]:
         try:
-            if not task.hold_whole(self.clock.now_ns()):
-                yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return purpose.give(self.readers.take(session, task))
+            yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
+            return purpose.give(self.readers.take_holds(session, task))
         finally:
-            task.end(self.clock.now_ns())
+            task.release_holds(self.clock.now_ns())
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.
         Of a chain from chunk `first` on, which has to be 0 where DRAM does not have the chunk before it."""
         run = Run(session, keys, first=first if session.layout.is_chained else 0)
-        task = self.readers.begin(session, [run], chunks=len(keys), holder=session.holder)
+        task = self.readers.begin_task(session, [run], chunks=len(keys), holder=session.holder)
         return (yield from self._take(session, task, self._leasing(session)))
 
     def _leasing(self, session: EngineSession) -> Purpose[m.Leased]:
@@ -142,7 +144,7 @@ class Chains:
             count = sum(len(run.keys) for run in runs)
             self.usage.count_declined(SaveState.STOPPING, count)
             return _declined(SaveState.STOPPING, count, request.priorities)
-        task = self.writers.begin(session, runs, RetentionColumns(request.priorities, request.durations))
+        task = self.writers.begin_task(session, runs, RetentionColumns(request.priorities, request.durations))
 
         def advance(may_wait: bool) -> Step:
             step = task.advance(self.clock.now_ns(), may_wait=may_wait)
@@ -219,7 +221,7 @@ class Chains:
 
     def end_reservation(self, session: EngineSession, reservation: int) -> Parts[None]:
         """Give up what was not committed; the writer has acknowledged that it no longer writes."""
-        late = self.writers.end(session, reservation, self.clock.now_ns())
+        late = self.writers.end_reservation(session, reservation, self.clock.now_ns())
         self.usage.count_declined(SaveState.EXPIRED, late)
         yield from self._end(reservation)
 

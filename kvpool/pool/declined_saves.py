@@ -39,7 +39,7 @@ class DeclinedSaves:
     def __repr__(self) -> str:
         return f"<DeclinedSaves of {len(self._users)} users>"
 
-    def note(self, user: int | None, states: bytes) -> None:
+    def note_answer(self, user: int | None, states: bytes) -> None:
         """A reservation's answer, a state for each chunk. `user` None: nobody's share counts it."""
         if user is None or not states:
             return

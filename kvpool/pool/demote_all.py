@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
-from kvpool.tiering.link import Link
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import TierState
 from kvpool.types import HoldId, WriteOrder
@@ -43,27 +43,27 @@ async def demote_all(tiering: Tiering, clock: Clock, order: DemoteOrder) -> tupl
     """Write what DRAM alone has, as far as the time goes, and checkpoint: how many chunks of what was begun meanwhile the tiers
     have then, and whether all they hold is certain to be there. Of calls at one time the last begins the count.
     """
-    written = await asyncio.gather(*(_demote_to(link, clock, order) for link in tiering.links))
+    written = await asyncio.gather(*(_demote_to(link, clock, order) for link in tiering.lower))
     return sum(count for count, _ in written), all(is_certain for _, is_certain in written)
 
 
-async def _demote_to(link: Link, clock: Clock, order: DemoteOrder) -> tuple[int, bool]:
-    directory = link.lower.slots.directory
+async def _demote_to(link: LowerLink, clock: Clock, order: DemoteOrder) -> tuple[int, bool]:
+    directory = link.slots.directory
     directory.begin_count()
     await _demote_all(link, clock, order)
     is_certain = await _make_certain(link)
     return directory.counted, is_certain
 
 
-async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
+async def _demote_all(link: LowerLink, clock: Clock, order: DemoteOrder) -> None:
     demotions, is_more_coming, deadline = link.demotions, order.is_more_coming, Deadline(order.timeout_s, clock)
-    while link.lower.state == TierState.STARTING and not deadline.has_passed():
+    while link.tier.state == TierState.STARTING and not deadline.has_passed():
         if not order.unsaved() and not (is_more_coming is not None and is_more_coming()):
             break
         await asyncio.sleep(LOOK_S)
     demotions.forget_written()
     first = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
-    while link.lower.can_write and not link.has_lost_job and not deadline.has_passed():
+    while link.tier.can_write and not link.has_lost_job and not deadline.has_passed():
         if demotions.run_all(clock.now_ns(), first, order.leased(), is_forced=order.is_forced):
             await asyncio.sleep(0)
             continue
@@ -74,14 +74,14 @@ async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
         longest_s = LOOK_S if is_coming else min(max(deadline.remaining_s(), LOOK_S), SILENCE_S)
         with contextlib.suppress(asyncio.TimeoutError):  # then it checks again
             await asyncio.wait_for(link.settled.wait(), longest_s)
-    link.lower.keep_up()
+    link.tier.keep_up()
 
 
-async def _make_certain(link: Link) -> bool:
+async def _make_certain(link: LowerLink) -> bool:
     """Checkpoint. False where that failed or came late, or more has been written meanwhile."""
     demoted = link.demotions.demoted_chunks
     loop = asyncio.get_running_loop()
-    is_complete = await loop.run_in_executor(None, link.lower.checkpoint, CHECKPOINT_TIMEOUT_S)
+    is_complete = await loop.run_in_executor(None, link.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
     if not is_complete:
         log.error("chunks on disk are not certain to be there after a power cut: the last checkpoint is not complete")
         link.run()  # which finds the failure and schedules a retry of the tier

@@ -12,7 +12,8 @@ from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.tiering.tiering import Tiering
-from kvpool.tiers.base import BackingTier
+from kvpool.tiers.base import Writable
+from kvpool.types import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,10 @@ def flush(
     longer finds; `bytes` in every tier; `skipped` those that are held. Raises Refused for an unknown tier.
     `durable`: no restart brings one back.
     """
-    lower = {link.lower.name: link.lower for link in tiering.links}
-    tiers = {link.tier.name: link.tier.slots.directory for link in tiering.copies}
-    tiers |= {"dram": directory, **{name: tier.slots.directory for name, tier in lower.items()}}
+    lower = {link.tier.name: link.tier for link in tiering.lower}
+    by_level = {Level.DRAM: ("dram", directory)}
+    by_level |= {slots.level: (slots.name, slots.directory) for slots in tiering.slots}
+    tiers = dict(tier for _, tier in sorted(by_level.items()))
     if order.tier and order.tier not in tiers:
         raise Refused("argument", f"tier is {order.tier[:32]!r}, expected one of {', '.join(tiers)}")
     age_ns = -1 if order.older_than_s is None else int(min(order.now_ns, order.older_than_s * NS_PER_S))
@@ -70,6 +72,6 @@ def flush(
 
 
 async def _note(
-    tier: BackingTier, namespaces: Sequence[Namespace] | None, generation: int | None, certain: list[bool]
+    tier: Writable, namespaces: Sequence[Namespace] | None, generation: int | None, certain: list[bool]
 ) -> None:
     certain.append(await tier.note_flushed(namespaces, generation))

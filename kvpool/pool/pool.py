@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
-from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
+from kvpool.pool.lower_tiers import KINDS, Planner, Site, capacities_of, make_tiering, plan_tiers
 from kvpool.pool.models import list_models
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection, held_by_model, held_by_user
@@ -49,6 +49,8 @@ from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.waiting_room import Room
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
@@ -67,27 +69,31 @@ _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, 
 class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock, kinds: TierKinds = ALL_KINDS) -> None:
-        self._clock, self._config = clock, config
+    def __init__(self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS) -> None:
+        self._clock = clock
+        self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_tiers(config, kinds)
-        self.geometry = plan_geometry(config.dram, plans.further_entries, plans.upper)
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
+        self.geometry = plan_geometry(config.dram, plans.further_entries, plans.region)
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
         self._dram = DramTier(self.geometry, config.dram, self.epoch)
         self._directory = self._dram.directory
         server = config.server
         bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
-        self.namespaces, self._joined = Namespaces(self._directory, server.user_quota), dict[ConnectionId, _Joined]()
+        self.namespaces = Namespaces(self._directory, server.user_quota)
+        self._joined: dict[ConnectionId, _Joined] = {}
         self._room = Room()
-        setting = Setting(config, clock, kinds.remotes, self._note_room)
-        self._tiering = make_tiering(self._dram, plans, self.namespaces, setting)
+        side = ArenaSide(self._dram, self.namespaces, clock, self._note_room)
+        site = Site(side, self._dram.memory, config, PeerAllowance(config.peer.promoted))
+        self._tiering = make_tiering(plans, site)
         self.hit_curve = MissRatioCurve(self._directory, capacities_of(config))
         self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
         retention = Retention(self._directory, self._tiering, self._priority_expiry.look)
-        self._readers, self._writers = self._make_readers(), self._make_writers(retention)
+        self._readers = self._make_readers()
+        self._writers = self._make_writers(retention)
         self.device_copies = DeviceCopies(self._tiering.copies, self._readers)
         self._usage = UsageTable()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
@@ -95,10 +101,12 @@ class Pool:
             self._writers, self._dram.arena, self._workers, clock, staging_bytes=server.staging_bytes
         )
         self._prefault: Prefault | None = None
-        self._index_view = view = kvpool_native.IndexView(self._dram.index)
+        self._index_view = kvpool_native.IndexView(self._dram.index)
         self._bad_in_dram = BadChunkLog(Level.DRAM.name.lower(), clock)
         self._dram_check = DramCheck(
-            self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view), self._bad_in_dram
+            self._directory,
+            partial(find_corrupt_on, self._workers, self._dram.arena, self._index_view),
+            self._bad_in_dram,
         )
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
@@ -116,7 +124,7 @@ class Pool:
         )
         self.hints = HintHandlers(
             retention,
-            Announcements(self._directory, view, self._tiering, config.dram, ending=self._readers.ending),
+            Announcements(self._directory, self._index_view, self._tiering, config.dram, ending=self._readers.ending),
             self.namespaces,
             tiering=self._tiering,
             journal=self.journal,
@@ -138,7 +146,9 @@ class Pool:
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
-            note_declined=lambda connection, states: self._declined_saves.note(self._user_of(connection), states),
+            note_declined=lambda connection, states: self._declined_saves.note_answer(
+                self._user_of(connection), states
+            ),
         )
         self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, dram_check=self._dram_check, clock=clock)
 
@@ -198,7 +208,8 @@ class Pool:
         """
         order = DemoteOrder(timeout_s, is_more_coming, is_forced, self._readers.leased, self._directory.count_unsaved)
         count, is_synced = await demote_all(self._tiering, self._clock, order)
-        return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
+        left = self._directory.count_unsaved()
+        return {"chunks": count, "left": left, "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors an engine gets: arena, index, and the table of other nodes' chunks where there is one."""
@@ -207,7 +218,7 @@ class Pool:
     @property
     def memory(self) -> ArenaMemory:
         """The shared memory that clients map."""
-        return ArenaMemory(self._dram.arena, self._dram.index)
+        return self._dram.memory
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""
@@ -283,7 +294,8 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info | {"tiers": self._tiering.names_beside("dram")} | self._tiering.info() | self.journal.info()
+        tiers = sorted({**self._tiering.names, Level.DRAM: Level.DRAM.name.lower()}.items())
+        return info | {"tiers": [name for _, name in tiers]} | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -321,10 +333,8 @@ class Pool:
                 self._directory, {connection: user for connection, (_, user) in self._joined.items()}
             ),
             events=self.journal.stats(),
-            lower=self._tiering.stats(),
-            upper=self._tiering.upper_stats(),
-            remote=self._tiering.remote_stats(),
-            lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
+            tiers=self._tiering.stats(),
+            classes={link.tier.name: link.slots.classes() for link in self._tiering.lower},
             held=count_held(self._directory, self.namespaces),
         )
 
@@ -347,8 +357,14 @@ class Pool:
         """Drop chunks without holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
         failpoint.reach("daemon.flush.before", failpoint.refused)
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
-        view, on_part = self._index_view, self._note_flushed
-        return flush(self._directory, self._tiering, order, view=view, namespaces=self.namespaces, on_part=on_part)
+        return flush(
+            self._directory,
+            self._tiering,
+            order,
+            view=self._index_view,
+            namespaces=self.namespaces,
+            on_part=self._note_flushed,
+        )
 
     def models(self) -> Parts[dict[str, Any]]:
         """Each model and layout, and what of it is stored and used; see `list_models`."""
@@ -435,12 +451,19 @@ class Pool:
         )
 
     def _make_journal(self) -> Journal:
+        server = self._config.server
         tiers = {slots.level: (slots.directory, slots.sizes.max_chunks) for slots in self._tiering.slots}
-        tiers = dict(sorted({Level.DRAM: (self._directory, self.geometry.max_chunks), **tiers}.items()))
-        headers = self._tiering.headers if self._config.server.keep_token_ids else {}
-        config, names = self._config, self._tiering.names
-        make = partial(Journal, clock=self._clock, config=config.events, user_quota=config.server.user_quota)
-        journal = make(self.epoch, tiers, self.namespaces, headers=headers, names=names)
+        tiers[Level.DRAM] = (self._directory, self.geometry.max_chunks)
+        journal = Journal(
+            self.epoch,
+            dict(sorted(tiers.items())),
+            self.namespaces,
+            headers=self._tiering.headers if server.keep_token_ids else {},
+            names=self._tiering.names,
+            clock=self._clock,
+            config=self._config.events,
+            user_quota=server.user_quota,
+        )
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal
 
@@ -454,6 +477,6 @@ class Pool:
     def _note_room(self) -> None:
         """Chunks or segments have moved: wake requests that wait for room."""
         self._pulled_names.name_arrived()
-        self._room.note()
+        self._room.wake_requests()
         self.hints.note_room()
         self._priority_expiry.look()

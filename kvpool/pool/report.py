@@ -48,7 +48,6 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
     return {
         "server": {**measured.server},
         "index": {**measured.index, "pins": directory["held"] + directory["pinned"]},
-        **{name: dict(counted) for name, counted in measured.upper.items()},
         "dram": {
             "dram.chunks": directory["chunks"],
             "dram.token_id_bytes": directory["token_id_bytes"],
@@ -94,16 +93,10 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         "usage": _render_usage(measured),
         **_render_sparse(measured),
         "events": {**measured.events},
-        **_render_lower(measured),
-        **{name: dict(counted) for name, counted in measured.remote.items()},
-    }
-
-
-def _render_lower(measured: Measurements) -> Sections:
-    """A section for each lower tier: what it counts, and its slots by size class."""
-    return {
-        name: {**counted, **_render_slots(name, measured.lower_classes[name])}
-        for name, counted in measured.lower.items()
+        **{
+            name: {**counted, **_render_slots(name, measured.classes.get(name, ()))}
+            for name, counted in measured.tiers.items()
+        },
     }
 
 

@@ -88,11 +88,11 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
         """Add `data`, and return the complete frames. Raises ProtocolError at the first bad one."""
-        self.add(data)
+        self.add_bytes(data)
         while (frame := self.next()) is not None:
             yield frame
 
-    def add(self, data: bytes) -> None:
+    def add_bytes(self, data: bytes) -> None:
         """Bytes arrived."""
         if self._start == len(self._buffer):
             self._buffer = data

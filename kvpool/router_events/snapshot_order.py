@@ -39,7 +39,7 @@ class SnapshotOrder:
             self._admit(self._waiting.popitem(last=False)[1], ready)
         return ready
 
-    def note(self, events: Iterable[Event]) -> tuple[Event, ...]:
+    def note_events(self, events: Iterable[Event]) -> tuple[Event, ...]:
         """Note events since the last page. Returns those to publish now; the others are of chunks that wait."""
         return tuple(event for event in events if self._is_due(event))
 

@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import kvpool_native
@@ -24,7 +23,7 @@ from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
 from kvpool.keys import domain_key
-from kvpool.pool.lower_tiers import ALL_KINDS
+from kvpool.pool.lower_tiers import KINDS
 from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
@@ -79,7 +78,7 @@ class App:
             server.socket,
             mode=server.socket_mode,
             handshake_timeout_s=server.handshake_timeout,
-            on_refused=RefusalLog(self._clock).note,
+            on_refused=RefusalLog(self._clock).note_refusal,
         )
         self._signals.end_at_once(listener.abandon)
         is_clean = False
@@ -87,8 +86,7 @@ class App:
             if not await self._wait_after(listener):
                 is_clean = True
                 return
-            remotes = [*(fleet.make_tier for fleet in self._fleets), *ALL_KINDS.remotes]
-            pool = Pool(self._config, self._clock, replace(ALL_KINDS, remotes=remotes))
+            pool = Pool(self._config, self._clock, [*KINDS, *(fleet.plan_tier for fleet in self._fleets)])
             try:
                 await self._run_pool(pool, listener, started_ns)
             finally:
@@ -154,7 +152,7 @@ class App:
             await self._drain(daemon, pool)
         finally:
             self._signals.ignore()
-            await daemon.end()
+            await daemon.end_threads()
 
     def _begin_serving(self, daemon: Daemon, pool: Pool, started_ns: int) -> None:
         """Say so, to the service manager and in the log."""
@@ -172,7 +170,7 @@ class App:
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         pool.chains.is_stopping = True
-        await daemon.supervision.end()  # and with it the self-probe's chunk, which nobody misses
+        await daemon.supervision.end_probe()  # and with it the self-probe's chunk, which nobody misses
         deadline = Deadline(daemon.config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
             pool.demote_all(daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending)

@@ -132,10 +132,10 @@ class Daemon:
         """Let engines and operators in."""
         self._listener.start(self._admit, self._adopt, self._roster, self._on_failed)
 
-    async def end(self) -> None:
+    async def end_threads(self) -> None:
         """End all threads but the pool's."""
         loop = asyncio.get_running_loop()
-        await self.supervision.end()
+        await self.supervision.end_probe()
         for listening in self._metrics.values():
             await loop.run_in_executor(None, listening.stop)
         self._publisher.close_listeners()
@@ -154,7 +154,7 @@ class Daemon:
     def reload_soon(self) -> None:
         """Read the configuration again, if it does not stop."""
         if not self.stopping.is_set():
-            self.reload.ask()
+            self.reload.ask_reload()
 
     def _reconfigure(self, config: Config) -> None:
         self._config = config
@@ -249,7 +249,7 @@ class Daemon:
         try:
             handlers = self._handlers_of(connection_id, hello, peer)
         except BaseException:
-            self._roster.end(peer)
+            self._roster.end_handshake(peer)
             raise
         connection = Connection(
             connection_id,
@@ -260,10 +260,10 @@ class Daemon:
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
-            on_unfinished=self._input.note,
+            on_unfinished=self._input.note_unfinished,
             version=versions.choose(hello.oldest, hello.version),
         )
-        self._roster.add(connection, peer, hello)
+        self._roster.add_connection(connection, peer, hello)
         self._counts.accepted += 1
         self._counts.open = len(self._roster)
         try:
@@ -331,7 +331,7 @@ class Daemon:
 
     def _on_closed(self, connection_id: ConnectionId) -> None:
         self._roster.remove(connection_id)
-        self._input.note(connection_id, 0)
+        self._input.note_unfinished(connection_id, 0)
         self._counts.open = len(self._roster)
         self._pool.drop_connection(connection_id)
 

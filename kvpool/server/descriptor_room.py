@@ -95,7 +95,9 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
     )
     if fitting < min(CONNECTIONS_MIN, wanted):
         raise ConfigError(
-            [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans.lower)])}"]
+            [
+                f"{what}: {', or '.join(['raise the limit', *filter(None, (plan.descriptors_option for plan in plans.all))])}"
+            ]
         )
     remedy = "raise the limit, or lower server.max_connections"
     return DescriptorRoom(fitting, peers, f"{what}: {fitting} connections are served at a time; {remedy}")

@@ -38,7 +38,7 @@ class Life:
             return 0.0
         return float(min(WAIT_S_MAX, 2.0 ** min(self.early_ends - 2, _WAITS_MAX)))
 
-    def end(self, *, is_clean: bool) -> None:
+    def end_life(self, *, is_clean: bool) -> None:
         """Leave the file, or remove it where this end is clean, and release it. REQUIRES: this has not been done."""
         if is_clean:
             Path(self._path).unlink(missing_ok=True)

@@ -99,7 +99,7 @@ class Reload:
         self._asked: asyncio.Task[None] | None = None
         self._is_waiting = False
 
-    def ask(self) -> None:
+    def ask_reload(self) -> None:
         """Reload soon, and log the result."""
         if not self._is_waiting:
             self._is_waiting = True

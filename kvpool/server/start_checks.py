@@ -69,7 +69,7 @@ def lacks_that_refuse(config: Config) -> Iterator[str]:
         return
     plans = plan_tiers(config)
     try:
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
     except MemoryError as error:
         yield str(error)
     named = [*config.events.endpoints, ("server.metrics", str(config.server.metrics or ""))]
@@ -94,9 +94,7 @@ def lacks_that_degrade(config: Config) -> Iterator[str]:
         needed = plan_geometry(config.dram, plan_tiers(config).further_entries).arena_bytes
         if free_huge_bytes() < needed:
             yield f"dram.huge_pages is hugetlb, and {free_huge_bytes()} bytes of {needed} are reserved and free"
-    yield from filter(
-        None, [*(plan.examine() for plan in plan_tiers(config).lower), config.store.lack, config.peer.lack]
-    )
+    yield from filter(None, [*(plan.examine() for plan in plan_tiers(config).all), config.store.lack, config.peer.lack])
 
 
 def is_running(config: Config) -> bool:

@@ -18,7 +18,7 @@ from enum import IntEnum
 NS_PER_DAY = 86_400 * 10**9
 # An unused budget may be used later, but no more than an hour's: bursts heat and wear a drive.
 BURST_FRACTION = 24
-# How likely a chunk must be to be used again for LIKELY. Measured by `kvpool.sim` with the step forced, on a trace of
+# How likely a chunk must be to be used again for LIKELY. Measured by `kvpool_tools.sim` with the step forced, on a trace of
 # conversations with 2 % of its blocks in DRAM and 16 % below: 64 % of the writes of ALL for 86 % of the lower tier's hits. With
 # 0.15 it is 86 % for 99 %; from 0.3 on it is as strict as USED_AGAIN (24 % for 44 %).
 LEAST_CHANCE = 0.2
@@ -188,8 +188,3 @@ class Admission:
             self._tightness = Admitted(self._tightness - 1)
             self._wanted = 0
         return self._tightness
-
-
-def make_admission(policy: str, bytes_per_day: int, *, now_ns: int, knows_chances: Callable[[], bool]) -> Admission:
-    """Admission with the policy of that name in `POLICIES` and a write budget (0 bytes: no bound)."""
-    return Admission(POLICIES[policy], WriteBudget(bytes_per_day, now_ns), knows_chances)

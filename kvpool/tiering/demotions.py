@@ -31,7 +31,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import NOT_STARTED, ArenaTier, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.base import NOT_STARTED, ArenaTier, Finished, JobId, Moves, Outcome, Writable
 from kvpool.tiers.jobs import Jobs
 from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
@@ -53,6 +53,10 @@ REFUSED_AT_ONCE = 512
 PUBLISHED_AT_ONCE = 16
 
 
+# How many chunks of a size may be written at a time.
+Affordable = Callable[[int, int], int]
+
+
 @dataclass(slots=True)
 class _Chain:
     """Pinned chunks of one chain; the lower tier has the parent of the first. Columns have a value for each chunk."""
@@ -66,7 +70,7 @@ class _Chain:
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
     durations_ms: "npt.NDArray[np.uint32]"
-    affordable: Callable[[int], int]  # how many chunks may be written now
+    affordable: Affordable
     end: int  # how many chunks are to be written
     next: int = 0  # the chunks before this index are written or being written
 
@@ -90,7 +94,6 @@ class _Refused:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    owner: "Demotions"
     chain: _Chain
     reservation: ReservationId
     moves: Moves
@@ -101,14 +104,6 @@ class _Job:
     stored: int = 0  # those of them that it has accepted
     is_in_doubt: bool = False  # the tier may have lost what it has written
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - publishing has no time
-        """See `Job`."""
-        self.owner.settle(self, finished)
-
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        self.owner.finish(self, now_ns)
-
 
 class Demotions:
     """All demotions under way to one tier. `bytes_max` bounds them."""
@@ -116,7 +111,7 @@ class Demotions:
     def __init__(
         self,
         arena: ArenaTier,
-        lower: BackingTier,
+        lower: Writable,
         *,
         jobs: Jobs,
         namespaces: Namespaces,
@@ -133,7 +128,7 @@ class Demotions:
         self._policy = lower.write_policy
         self._watermark_bytes = int(arena.capacity_bytes * self._policy.watermark)
         self._bytes_max = max(1, arena.capacity_bytes // DEMOTING_FRACTION)
-        self._under_way = 0
+        self._under_way: set[_Job] = set()
         self._unfinished: deque[_Chain] = deque()  # chains whose next part is to be started
         self._forget_from: int | None = None  # the slot at which `forget_written` goes on
         self._bytes = 0
@@ -142,10 +137,10 @@ class Demotions:
         self.corrupt_chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Demotions {self._under_way} jobs, {self._bytes} bytes>"
+        return f"<Demotions {len(self._under_way)} jobs, {self._bytes} bytes>"
 
     def __len__(self) -> int:
-        return self._under_way + len(self._unfinished)
+        return len(self._under_way) + len(self._unfinished)
 
     @property
     def pins(self) -> int:
@@ -169,6 +164,7 @@ class Demotions:
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
             return True
+        affordable: Affordable = (lambda _size, _now_ns: UNBOUNDED) if is_forced else self._admission.affordable
         self._directory.admit(Admitted.ALL)
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
@@ -179,8 +175,6 @@ class Demotions:
                     pinned = next(filter(lambda pin: pin.id, of_leases), pinned)
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
-                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
-                affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     return False
@@ -197,14 +191,13 @@ class Demotions:
             return
         pinned = self._directory.pin_unsaved_prefix(namespace.id, keys.packed, parent)
         if pinned.id:
-            size = self._slot_bytes(namespace)
-            affordable = partial(self._admission.affordable, size, is_ordered=True)
+            affordable = partial(self._admission.affordable, is_ordered=True)
             with self._passing_refused() as refused:
                 self._begin(pinned, affordable, now_ns, chunks_max=STARTED_AT_ONCE, refused=refused)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start one turn of due writes: above the watermark (or `is_urgent`) the coldest, with write-through the newest."""
-        order = WriteOrder.NEWEST if self._policy.is_write_through and not is_urgent else WriteOrder.COLDEST
+        order = WriteOrder.NEWEST if self._policy.write_through and not is_urgent else WriteOrder.COLDEST
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
             while (
@@ -212,22 +205,18 @@ class Demotions:
                 and refused.chunks < REFUSED_AT_ONCE
                 and self._admit(now_ns)
                 and self._has_room
-                and (
-                    is_urgent or self._policy.is_write_through or self._directory.unsaved_bytes > self._watermark_bytes
-                )
+                and (is_urgent or self._policy.write_through or self._directory.unsaved_bytes > self._watermark_bytes)
             ):
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id:
                     return
-                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
-                affordable = partial(self._admission.affordable, size)
-                started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
+                started = self._begin(pinned, self._admission.affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     self._admit(now_ns)
                     return
                 left -= started
 
-    def settle(self, job: _Job, finished: Finished) -> None:
+    def settle_chunk(self, job: _Job, finished: Finished) -> None:
         """Note that a chunk of a job was written, or was not."""
         chunk = finished.chunk
         job.is_good[chunk] = finished.outcome is Outcome.DONE and not job.is_in_doubt
@@ -241,11 +230,11 @@ class Demotions:
         if job.ready - job.published >= PUBLISHED_AT_ONCE:
             self._publish(job)
 
-    def finish(self, job: _Job, now_ns: int) -> None:
+    def _finish(self, job: _Job, now_ns: int) -> None:
         """End a job whose last chunk was reported."""
         if job.ready > job.published:
             self._publish(job)
-        self._under_way -= 1
+        self._under_way.remove(job)
         self.failed_chunks += len(job.is_good) - job.stored
         self._lower.slots.directory.end_reservation(job.reservation, now_ns)
         if job.stored == len(job.is_good) and job.chain.next < job.chain.end:
@@ -255,11 +244,10 @@ class Demotions:
 
     def doubt(self) -> None:
         """A failure: count the written and unpublished chunks of all jobs under way as not written."""
-        for job in self._jobs.all():
-            if isinstance(job, _Job):
-                job.is_in_doubt = True
-                job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
-                job.ready = job.published
+        for job in self._under_way:
+            job.is_in_doubt = True
+            job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
+            job.ready = job.published
 
     @property
     def _has_room(self) -> bool:
@@ -284,7 +272,7 @@ class Demotions:
     def _begin(
         self,
         pinned: kvpool_native.Pinned,
-        affordable: Callable[[int], int],
+        affordable: Affordable,
         now_ns: int,
         *,
         chunks_max: int,
@@ -330,7 +318,8 @@ class Demotions:
         """Start to write the next chunks of a chain, as far as tier and budget allow. Returns as `_begin` does."""
         below = self._lower.slots
         size_class = below.size_class_of(chain.namespace.layout)
-        count = min(chain.end - chain.next, chunks_max, chain.affordable(now_ns))
+        affordable = chain.affordable(self._slot_bytes(chain.namespace), now_ns)
+        count = min(chain.end - chain.next, chunks_max, affordable)
         if size_class is None:
             return 0
         if count <= 0:
@@ -364,9 +353,9 @@ class Demotions:
         if chain.next < end:
             chain.end = chain.next  # the tier takes no more of this chain
         sources = chain.sources[written].tolist()
-        job = _Job(self, chain, ReservationId(made.id), moves, sources, [False] * taken)
-        self._jobs.add(job_id, job, taken)
-        self._under_way += 1
+        job = _Job(chain, ReservationId(made.id), moves, sources, [False] * taken)
+        self._jobs.add_job(job_id, taken, partial(self.settle_chunk, job), partial(self._finish, job))
+        self._under_way.add(job)
         self._admission.spend(taken * self._slot_bytes(chain.namespace), now_ns)
         return taken
 

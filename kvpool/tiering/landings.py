@@ -32,7 +32,7 @@ class Landings:
     def __repr__(self) -> str:
         return f"<Landings from {self._tier}, {self.chunks} good, {self.failed_chunks} failed>"
 
-    def settle(self, key: bytes, generation: int, finished: Finished) -> bool:
+    def settle_chunk(self, key: bytes, generation: int, finished: Finished) -> bool:
         """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena.
 
         Whether all its extents have landed.
@@ -43,7 +43,7 @@ class Landings:
             self.chunks += self._directory.landed(key, generation, finished.tokens)
             return True
         self.failed_chunks += 1
-        if is_done and (end := self._faults.take()) is not None:
+        if is_done and (end := self._faults.take_line()) is not None:
             log.error(
                 "the %s tier reported chunk %s as read, and not all of its extents have landed%s",
                 self._tier,

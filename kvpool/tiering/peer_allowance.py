@@ -32,7 +32,7 @@ class PeerAllowance:
         left = int(PEER_PART * (self._bytes_max - self.taken + own)) - own
         return max(left // chunk_bytes, 0 if self.taken else 1)
 
-    def take(self, peer: ConnectionId, size: int) -> None:
+    def take_bytes(self, peer: ConnectionId, size: int) -> None:
         """So many bytes are being promoted for a node."""
         self.taken += size
         self._taken_by[peer] += size

@@ -46,7 +46,7 @@ class PlacedRun:
         """Whether a chunk may be pulled together with those that were placed."""
         return not self.placed or not self.is_chained or number == self.placed[-1] + 1
 
-    def add(self, numbers: Sequence[int], at: Sequence[int], made: kvpool_native.Reserved) -> None:
+    def add_slots(self, numbers: Sequence[int], at: Sequence[int], made: kvpool_native.Reserved) -> None:
         """Chunks number `numbers` that have got the slots at these places of an answer."""
         chosen = np.array(at)
         self.first = self.first if self.placed else numbers[0]

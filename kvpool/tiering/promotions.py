@@ -12,6 +12,7 @@ releases both after its last chunk was reported.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.base import NOT_STARTED, Finished, JobId, Moves, Outcome, Readable
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
 from kvpool.types import ConnectionId, HoldId, SaveState
@@ -44,37 +45,13 @@ class Wanted:
     peer: ConnectionId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Promotion:
-    """One promotion job. `generations`: of the slots in the arena. `peer_bytes`: of the allowance of
-    the node `peer`."""
-
-    owner: "Promotions"
-    hold: HoldId
-    hold_below: HoldId
-    moves: Moves
-    generations: list[int]
-    peer: ConnectionId | None
-    peer_bytes: int
-
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
-        """See `Job`."""
-        self.owner.settle(self.moves, self.generations[finished.chunk], finished)
-
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        if self.peer is not None:
-            self.owner.for_peers.give_back(self.peer, self.peer_bytes)
-        self.owner.end(self.hold, self.hold_below, now_ns)
-
-
 class Promotions:
     """All promotions under way from one tier."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        lower: BackingTier,
+        lower: Readable,
         clock: Clock,
         *,
         jobs: Jobs,
@@ -150,17 +127,20 @@ class Promotions:
             self._lower.slots.directory.release(below, now_ns)
         return placed
 
-    def settle(self, moves: Moves, generation: int, finished: Finished) -> None:
-        """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena."""
+    def settle_chunk(self, moves: Moves, generations: list[int], finished: Finished) -> None:
+        """Note that a chunk has landed, with its token ids if known, or failed. `generations`: of the slots in the arena."""
         key = moves.keys[finished.chunk]
-        if self._landings.settle(key, generation, finished):
+        if self._landings.settle_chunk(key, generations[finished.chunk], finished):
             self._lower.touch(key)
         elif finished.outcome is Outcome.BAD_SOURCE:
             place = self._lower.slots.place_of(moves.offsets[finished.chunk])
             self._bad_chunk_log.note_bad_chunk(key, finished.fault, place)
 
-    def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
-        """A job has ended: release its holds, so that both tiers may evict its chunks."""
+    def _end(self, hold: HoldId, hold_below: HoldId, allowed: tuple[ConnectionId, int] | None, now_ns: int) -> None:
+        """A job has ended: release its holds, so that both tiers may evict its chunks. `allowed`: the bytes of a node's
+        allowance that it had."""
+        if allowed is not None:
+            self.for_peers.give_back(*allowed)
         self._under_way -= 1
         self._directory.release(hold, now_ns)
         self._lower.slots.directory.release(hold_below, now_ns)
@@ -183,11 +163,12 @@ class Promotions:
         if not job_id:
             self._landings.give_up(keys, fresh)
             return False
-        size = len(moves) * wanted.namespace.layout.stored_bytes
+        allowed: tuple[ConnectionId, int] | None = None
         if wanted.peer is not None:
-            self.for_peers.take(wanted.peer, size)
-        promotion = _Promotion(self, HoldId(made.id), hold_below, moves, fresh, wanted.peer, size)
-        self._jobs.add(job_id, promotion, len(moves))
+            allowed = wanted.peer, len(moves) * wanted.namespace.layout.stored_bytes
+            self.for_peers.take_bytes(*allowed)
+        end = partial(self._end, HoldId(made.id), hold_below, allowed)
+        self._jobs.add_job(job_id, len(moves), partial(self.settle_chunk, moves, fresh), end)
         self._under_way += 1
         return True
 

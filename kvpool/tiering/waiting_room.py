@@ -10,7 +10,7 @@ class Room:
     def __init__(self) -> None:
         self._moved = asyncio.Event()
 
-    def note(self) -> None:
+    def wake_requests(self) -> None:
         """Wake all requests: chunks or segments have moved."""
         self._moved.set()
 

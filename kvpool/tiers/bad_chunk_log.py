@@ -35,7 +35,7 @@ class BadChunkLog:
     def note_bad_chunk(self, key: bytes, fault: str, place: str) -> None:
         """A chunk was found bad. `fault`: what is wrong; `place`: where it lies: a file and an offset, or an address."""
         latest = f"chunk {key.hex()[:16]} at {place}: {fault}"
-        if not self._unlogged and self._pace.take() is not None:
+        if not self._unlogged and self._pace.take_line() is not None:
             log.error("a chunk is bad in the %s tier, and no engine gets it: %s", self._tier, latest)
             return
         self._unlogged, self._latest = self._unlogged + 1, latest
@@ -49,7 +49,7 @@ class BadChunkLog:
             self._log_unlogged()
 
     def _log_unlogged(self) -> None:
-        self._pace.take()  # this line has a minute of its own
+        self._pace.take_line()  # this line has a minute of its own
         log.error(
             "%d more chunks were bad in the %s tier, and no engine gets them, the latest: %s",
             self._unlogged,

@@ -1,29 +1,33 @@
-"""Interface of a tier: the calls that the rest of kvpool makes, and the records that cross.
+"""Interface of a tier: what it can do, and the records that cross.
 
-    ArenaTier     memory whose slots clients map and copy from: DRAM
-    BackingTier   chunks that must be brought into an arena before they can be read: a disk
+    ArenaTier   memory whose slots clients map and copy from: DRAM
+    Tier        every tier beside the arena, and what it can do besides:
+        Stocked      it has a directory here, and its chunks can be checked
+        Readable    its chunks are brought into an arena before they are read: a disk
+        Writable    it keeps chunks that the arena needs the slots of
+        Exported    its memory has copies of the arena's chunks, which clients read there: a device
+        Remote      it may have chunks, which are known by hints: other nodes (`remote.py`)
 
-`kvpool.tiering` knows tiers by this interface alone; docs/tiers.md explains step by step how to add one. A tier moves bytes
+`kvpool.tiering` knows tiers by these interfaces alone; docs/tiers.md explains step by step how to add one. A tier moves bytes
 and decides nothing: `kvpool.tiering` and `kvpool.checks` decide which chunk is demoted, promoted or checked, and the tier's
 directory (`slots.py`) decides which one it evicts.
 
 A job moves some chunks of one namespace between the arena and the tier:
 
-    read | write | check ──a number──► under way ──each chunk once──► DONE | BAD_SOURCE | FAILED | CANCELLED
-                         └─0: nothing was started
+    read | write | copy | check ──a number──► under way ──each chunk once──► DONE | BAD_SOURCE | FAILED | CANCELLED
+                                └─0: nothing was started
 
 Control thread only, except where a method says otherwise. No call waits for a device: slow work runs on the tier's own threads,
 and `completed` reports it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, NewType, Protocol
 
 import kvpool_native
-from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.packed_rows import MOVE_ROW, struct_of
@@ -40,7 +44,7 @@ Counters = dict[str, int | float | str]
 
 
 class TierState(IntEnum):
-    """A backing tier's state. OK: it is read and written. READONLY: it is read. STARTING, OFFLINE: neither."""
+    """A tier's state. OK: it is read and written. READONLY: it is read. STARTING, OFFLINE: neither."""
 
     STARTING = 0
     OK = 1
@@ -79,6 +83,9 @@ class Moves:
     slot in the tier, from its directory. `arena_offsets`: where the arena has its bytes, or gets them. `arena_slots`: the
     number of that slot in the index. `tokens`: for a write, the token ids (i32) of each chunk, empty where they are not known.
     Other jobs have no such column.
+
+    A copy has no parents, and the generations of its sources: the slots in the arena. A check has no arena: `arena_slots` are
+    the tier's own, where they are in the index.
     """
 
     keys: Sequence[bytes]
@@ -99,24 +106,29 @@ class Moves:
         return b"".join(_MOVE.pack(*row) for row in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class WritePolicy:
-    """Policy of writes to a tier: options that every tier has.
+class WritePolicy(Protocol):
+    """The options of a tier's section that say which chunks are written to it."""
 
-    `admission`: the name of a policy in `kvpool.tiering.admission`. `budget_bytes`: bytes that may be written in a day, 0 for
-    no bound. `watermark`: the share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written.
-    `is_write_through`: each chunk is written as soon as it is stored.
-    """
+    @property
+    def admission(self) -> str:
+        """The name of a policy in `kvpool.tiering.admission`."""
 
-    admission: str = "all"
-    budget_bytes: int = 0
-    watermark: float = 0.75
-    is_write_through: bool = False
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+
+    @property
+    def watermark(self) -> float:
+        """The share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written."""
+
+    @property
+    def write_through(self) -> bool:
+        """Whether each chunk is written as soon as it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaMemory:
-    """The shared memory that a backing tier reads from and writes into.
+    """The shared memory that a tier reads from and writes into, and the directory of its chunks.
 
     `arena` has the extents of a chunk one after another. `index` has their checksums, and the number of those that have landed
     of a chunk which is being read: its `LandingBoard` publishes the extents in order, each after its checksum was compared.
@@ -124,54 +136,41 @@ class ArenaMemory:
 
     arena: kvpool_native.Mapping
     index: kvpool_native.Mapping
+    directory: kvpool_native.Directory
+
+
+class MemoryExport(NamedTuple):
+    """A tier's memory for clients: the UUID of its device, the bytes to map, and a descriptor, which the tier closes."""
+
+    uuid: bytes
+    size: int
+    fd: int
 
 
 class ArenaTier(Protocol):
     """A tier whose slots clients map."""
 
     @property
-    def level(self) -> Level:
-        """Its number in events and answers: the lower, the faster."""
-        ...
-
-    @property
     def directory(self) -> kvpool_native.Directory:
         """The chunks it holds, and where. The lower tiers' directories are attached to it."""
-        ...
 
     @property
     def capacity_bytes(self) -> int:
         """Payload bytes it has room for."""
-        ...
 
     @property
     def max_chunks(self) -> int:
         """Chunks it has room for."""
-        ...
 
 
 class TierOwner(Protocol):
-    """The owner of a backing tier, which the tier notifies. Called on the control thread."""
+    """The owner of a tier, which the tier notifies. Called on the control thread."""
 
     def on_completed(self) -> None:
         """Jobs have completed, or the tier can do more than before: call `completed`."""
-        ...
 
-    def on_doubt(self) -> None:
-        """A failure: the tier may have lost chunks that were written and are not published. Count them as not written."""
-        ...
-
-
-class Headers(Protocol):
-    """Reader of the token ids and scopes that a tier stores beside chunks; snapshots of events need them."""
-
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
-        """Read headers, each by key, fingerprint of the namespace, offset, generation: token ids and scope of each."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Counters, by name."""
-        ...
+    def on_lost(self) -> None:
+        """A failure: the tier may have lost chunks that were written and are not published, and has lost all copies."""
 
 
 class _Unowned:
@@ -180,168 +179,162 @@ class _Unowned:
     def on_completed(self) -> None:
         """Ignored: nobody called `start`."""
 
-    def on_doubt(self) -> None:
+    def on_lost(self) -> None:
         """Ignored: nothing was written."""
 
 
 UNOWNED: TierOwner = _Unowned()
 
 
-class BackingTier(Protocol):
-    """A tier whose chunks are brought into an arena before they are read.
-
-    It may fail, be suspended and recover at any time; the arena works without it. It drops lost chunks from its directory by
-    itself.
-    """
+class Tier(Protocol):
+    """A tier beside the arena. It may fail, be suspended and recover at any time; the arena works without it."""
 
     @property
     def name(self) -> str:
         """Its name in statistics, options and orders of operators."""
-        ...
 
     @property
     def level(self) -> Level:
         """Its number in events and answers: the lower, the faster."""
-        ...
-
-    @property
-    def slots(self) -> Slots:
-        """Its directory and size classes."""
-        ...
-
-    @property
-    def headers(self) -> "Headers | None":
-        """The reader of the token ids that it stores beside chunks; None where it stores none."""
-        ...
-
-    @property
-    def state(self) -> TierState:
-        """Its state now."""
-        ...
-
-    @property
-    def can_read(self) -> bool:
-        """Whether `read` and `check` would start something."""
-        ...
-
-    @property
-    def can_write(self) -> bool:
-        """Whether `write` would start something."""
-        ...
-
-    @property
-    def is_authoritative(self) -> bool:
-        """Whether this daemon alone writes there, so that the directory has exactly the chunks that are stored."""
-        ...
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether its device responds, so that a request which needs room may wait for a write to end."""
-        ...
-
-    @property
-    def write_policy(self) -> WritePolicy:
-        """The options in force; `reconfigure` may change them."""
-        ...
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
         """Open in the background, restore the chunks of earlier processes into the directory, then serve until `close`.
 
         Never raises: a failure changes the state, and opening is tried again. REQUIRES: a running event loop.
         """
-        ...
 
     async def close(self) -> bool:
         """End everything; remaining jobs complete as CANCELLED. False where a thread is left waiting for its device."""
-        ...
-
-    def reconfigure(self, config: Config) -> None:
-        """Use another configuration from now on, as far as it can change at run time."""
-        ...
-
-    def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
-        """Start to read chunks into the arena, extent by extent. Urgent jobs go first."""
-        ...
-
-    def write(self, namespace: Namespace, moves: Moves) -> JobId:
-        """Start to write chunks of the arena. The slots on both sides are protected until the job has ended."""
-        ...
-
-    def check(self, namespace: Namespace, moves: Moves) -> JobId:
-        """Start to compare chunks in the tier with their checksums, after all other jobs. Arena offsets are not used."""
-        ...
 
     def completed(self) -> list[Finished]:
         """The chunks that have ended since the last call, at most one turn's work; `on_completed` is called again for more.
 
-        Reports each chunk of each job exactly once, in any order.
+        Reports each chunk of each job exactly once, in any order. After `close` all that are left.
         """
-        ...
-
-    def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
-        """Record these published chunks of a write, with their retention, so that a restart finds them."""
-        ...
-
-    def touch(self, key: bytes) -> None:
-        """Record for a restart that a chunk was used now, or that its retention has changed."""
-        ...
-
-    def keep_up(self) -> None:
-        """Record for a restart which chunks have left the directory, and which priorities have expired."""
-        ...
-
-    def checkpoint(self, timeout_s: float) -> bool:
-        """Make everything written and remembered durable. Whether it is, so that a power cut loses none. Blocks; any thread."""
-        ...
-
-    def forget_namespace(self, namespace: Namespace) -> None:
-        """Forget a namespace without chunks; another one gets its number."""
-        ...
-
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
-        """An operator has dropped the chunks of these namespaces (None: all) up to a generation (None: some of them).
-
-        Whether no restart finds them.
-        """
-        ...
 
     def stats(self) -> Counters:
-        """Counters by their public names, `NAME.read_bytes` and `NAME.written_bytes` among them."""
-        ...
+        """Counters by their public names."""
 
     def info(self) -> Info:
         """The resources in use, for operators."""
-        ...
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each; the link verifies its slots.
 
         A forked child calls this while the threads of the daemon do not exist: it takes no lock.
         """
-        ...
 
     def problems(self) -> list[str]:
         """Problems that a restart of the daemon may solve, one line each. Any thread."""
-        ...
 
     def shortcomings(self) -> list[str]:
         """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class TierPlan:
-    """Plan of a configured backing tier: the sizes that others need before it is made.
+class Stocked(Tier, Protocol):
+    """A tier with a directory here. It drops lost chunks from there by itself."""
 
-    `max_chunks`: chunks that it holds at most, for which the index needs entries. `descriptors`: file descriptors that it keeps
-    open; `descriptors_option` names the option that changes their number. `make`: makes the tier, not started. `examine`: why
-    it could not be opened at this moment, or what is odd; empty for nothing. It touches nothing and blocks.
+    @property
+    def state(self) -> TierState:
+        """Its state now."""
+
+    @property
+    def slots(self) -> Slots:
+        """Its directory and size classes."""
+
+    def check(self, namespace: Namespace, moves: Moves) -> JobId:
+        """Start to compare chunks in the tier with their checksums, after all other jobs."""
+
+
+class Readable(Stocked, Protocol):
+    """A tier whose chunks are brought into an arena before they are read."""
+
+    @property
+    def can_read(self) -> bool:
+        """Whether `read` and `check` would start something."""
+
+    def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
+        """Start to read chunks into the arena, extent by extent. Urgent jobs go first."""
+
+    def touch(self, key: bytes) -> None:
+        """Record for a restart that a chunk was used now, or that its retention has changed."""
+
+
+class Headers(Protocol):
+    """Reader of the token ids and scopes that a tier stores beside chunks; snapshots of events need them."""
+
+    def request_headers(
+        self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool
+    ) -> "Future[list[bytes]]":
+        """Read headers, each by key, fingerprint of the namespace, offset, generation: token ids and scope of each."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+
+
+class Writable(Stocked, Protocol):
+    """A tier that keeps chunks which the arena needs the slots of, perhaps beyond the process."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether `write` would start something."""
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether its device responds, so that a request which needs room may wait for a write to end."""
+
+    @property
+    def write_policy(self) -> WritePolicy:
+        """The options in force; `reconfigure` may change them."""
+
+    @property
+    def headers(self) -> Headers | None:
+        """The reader of the token ids that it stores beside chunks; None where it stores none."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from now on, as far as it can change at run time."""
+
+    def write(self, namespace: Namespace, moves: Moves) -> JobId:
+        """Start to write chunks of the arena. The slots on both sides are protected until the job has ended."""
+
+    def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
+        """Record these published chunks of a write, with their retention, so that a restart finds them."""
+
+    def keep_up(self) -> None:
+        """Record for a restart which chunks have left the directory, and which priorities have expired."""
+
+    def checkpoint(self, timeout_s: float) -> bool:
+        """Make everything written and remembered durable. Whether it is, so that a power cut loses none. Blocks; any thread."""
+
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """Forget a namespace without chunks; another one gets its number."""
+
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
+        """An operator has dropped the chunks of these namespaces (None: all) up to a generation (None: some of them).
+
+        Whether no restart finds them.
+        """
+
+
+class Backing(Readable, Writable, Protocol):
+    """A lower tier, as a disk is. Its `stats` have `NAME.read_bytes` and `NAME.written_bytes`."""
+
+
+class Exported(Stocked, Protocol):
+    """A tier above an arena, with copies of chunks that the arena has.
+
+    The arena has every chunk of it, so a copy that leaves moves no bytes, and one whose chunk leaves the arena goes with it.
+    The daemon alone writes the memory. Clients map it and read it without a hold: a copy counts only if its slot still has the
+    same generation in the index after it was read. So the directory clears the generation before the slot can be given to
+    another chunk, and publishes it after all bytes of the copy are in place.
     """
 
-    name: str
-    capacity_bytes: int
-    max_chunks: int
-    descriptors: int
-    descriptors_option: str
-    make: Callable[[ArenaMemory, Config, Clock], BackingTier]
-    examine: Callable[[], str] = str
+    @property
+    def can_copy(self) -> bool:
+        """Whether `copy` and `check` would start something."""
+
+    def export(self) -> MemoryExport | None:
+        """The memory that clients map; None while the tier is not OK."""
+
+    def copy(self, namespace: Namespace, moves: Moves) -> JobId:
+        """Start to copy chunks of the arena. The slots on both sides are protected until the job has ended."""

@@ -1,11 +1,11 @@
-"""Jobs under way in one backing tier, by number, each with the owner that settles its chunks. Control thread only.
+"""Jobs under way in one tier, by number, each with what settles its chunks. Control thread only.
 
 Invariant: each chunk of a job is settled once, even if a tier reports it twice; the job ends after its last chunk.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvpool.clock import Clock
 from kvpool.tiers.base import Finished, JobId
@@ -13,21 +13,10 @@ from kvpool.tiers.base import Finished, JobId
 log = logging.getLogger(__name__)
 
 
-class Job(Protocol):
-    """A job as its owner knows it: a promotion, a demotion or a check of some chunks."""
-
-    def settle(self, finished: Finished, now_ns: int) -> None:
-        """A chunk has ended."""
-        ...
-
-    def end(self, now_ns: int) -> None:
-        """The last chunk has been settled."""
-        ...
-
-
 @dataclass(slots=True)
-class _Entry:
-    job: Job
+class _Job:
+    settle: Callable[[Finished], None]
+    end: Callable[[int], None]
     is_waiting: bytearray  # for each chunk: the tier has not reported it yet
     left: int
     heard_ns: int  # time of the job's start, or of its last report
@@ -38,7 +27,7 @@ class Jobs:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_id: dict[JobId, _Entry] = {}
+        self._by_id: dict[JobId, _Job] = {}
         self.strays = 0
 
     def __repr__(self) -> str:
@@ -47,31 +36,33 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def add(self, number: JobId, job: Job, chunks: int) -> None:
-        """A job of so many chunks has started."""
+    def add_job(
+        self,
+        number: JobId,
+        chunks: int,
+        settle: Callable[[Finished], None],
+        end: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """A job of so many chunks has started. `settle` is called for each that has ended, then `end` with the time."""
         assert number not in self._by_id
-        self._by_id[number] = _Entry(job, bytearray([1]) * chunks, chunks, self._clock.now_ns())
+        self._by_id[number] = _Job(settle, end, bytearray([1]) * chunks, chunks, self._clock.now_ns())
 
     def silence_ns(self) -> int:
         """How long the tier has reported nothing of a job under way: the longest such time."""
         now_ns = self._clock.now_ns()
-        return now_ns - min((entry.heard_ns for entry in self._by_id.values()), default=now_ns)
+        return now_ns - min((job.heard_ns for job in self._by_id.values()), default=now_ns)
 
-    def all(self) -> list[Job]:
-        """Every job under way."""
-        return [entry.job for entry in self._by_id.values()]
-
-    def settle(self, finished: Finished, now_ns: int) -> None:
-        """A chunk has ended: its owner settles it, and the job with its last one."""
-        entry = self._by_id.get(finished.job)
-        if entry is None or not 0 <= finished.chunk < len(entry.is_waiting) or not entry.is_waiting[finished.chunk]:
+    def settle_chunk(self, finished: Finished, now_ns: int) -> None:
+        """A chunk has ended, and with its last one the job."""
+        job = self._by_id.get(finished.job)
+        if job is None or not 0 <= finished.chunk < len(job.is_waiting) or not job.is_waiting[finished.chunk]:
             self.strays += 1
             log.error("chunk %d of job %d has ended, and nobody waits for it", finished.chunk, finished.job)
             return
-        entry.is_waiting[finished.chunk] = 0
-        entry.left -= 1
-        entry.heard_ns = now_ns
-        entry.job.settle(finished, now_ns)
-        if not entry.left:
+        job.is_waiting[finished.chunk] = 0
+        job.left -= 1
+        job.heard_ns = now_ns
+        job.settle(finished)
+        if not job.left:
             del self._by_id[finished.job]
-            entry.job.end(now_ns)
+            job.end(now_ns)

@@ -75,6 +75,11 @@ class Slots:
     def __repr__(self) -> str:
         return f"<Slots of {self.name}, {len(self._by_geometry)} geometries>"
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self.sizes.segments * self.sizes.segment_bytes
+
     def find(self, namespace: NamespaceId, keys: KeyColumn, *, parent: bytes) -> Run:
         """The longest run of `keys` behind `parent` (empty: the root) that the tier has, with a hold on it."""
         held = self.directory.acquire(namespace, keys.packed, 0, parent)
@@ -122,7 +127,7 @@ class Slots:
         return {
             f"{name}.chunks": counted["chunks"],
             f"{name}.used_bytes": counted["used_bytes"],
-            f"{name}.capacity_bytes": self.sizes.segments * self.sizes.segment_bytes,
+            f"{name}.capacity_bytes": self.capacity_bytes,
             f"{name}.evicted_chunks": counted["evicted_chunks"] + counted["shed_chunks"],
             f"{name}.evicted_from_pool_chunks": counted["evicted_chunks"],
             f"{name}.retained_chunks": counted["retained_chunks"],

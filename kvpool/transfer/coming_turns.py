@@ -18,7 +18,7 @@ class ComingTurns:
     def __repr__(self) -> str:
         return f"<ComingTurns at {len(self._waiting)} nodes>"
 
-    async def begin(self, node: str, timeout_s: float) -> bool:
+    async def take_turn(self, node: str, timeout_s: float) -> bool:
         """Take the turn at a node. Whether it was free in time."""
         line = self._waiting.get(node)
         if line is None:
@@ -30,14 +30,14 @@ class ComingTurns:
             await asyncio.wait([turn], timeout=timeout_s)
         except asyncio.CancelledError:
             if turn.done():
-                self.end(node)
+                self.end_turn(node)
             raise
         finally:
             if not turn.done():
                 line.remove(turn)
         return turn.done()
 
-    def end(self, node: str) -> None:
+    def end_turn(self, node: str) -> None:
         """The turn is over: the next one's, if anybody waits."""
         line = self._waiting[node]
         if line:

@@ -23,7 +23,7 @@ class Ranges:
         """Whether so many bytes could be taken from an empty buffer."""
         return _whole_pages(size) <= self._size
 
-    def take(self, size: int) -> int | None:
+    def take_range(self, size: int) -> int | None:
         """The offset of so many bytes; None where no free range is long enough."""
         size = _whole_pages(size)
         for number, (offset, length) in enumerate(self._free):

@@ -51,7 +51,7 @@ class StreamTransport:
     async def accepts(self, order: Order) -> bool:
         """See `Transport`. Every offer names a stream; one of chunks that are on their way waits for its turn."""
         if order.is_coming:
-            return await self._coming.begin(order.node, order.timeout_s)
+            return await self._coming.take_turn(order.node, order.timeout_s)
         return bool(order.offer.chunks)
 
     def submit(self, order: Order) -> int:
@@ -76,7 +76,7 @@ class StreamTransport:
         if order.is_coming and number:
             self._of_coming[number] = (order.node, offer.chunks)
         elif order.is_coming:
-            self._coming.end(order.node)
+            self._coming.end_turn(order.node)
         return number
 
     def completed(self) -> list[ChunkEnd]:
@@ -90,7 +90,7 @@ class StreamTransport:
             self._of_coming[job] = (node, left - 1)
             if left == 1:
                 del self._of_coming[job]
-                self._coming.end(node)
+                self._coming.end_turn(node)
         return ended
 
     def stats(self) -> dict[str, int]:

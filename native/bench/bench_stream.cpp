@@ -123,7 +123,7 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
   }
   offer.extents = pull.extents = EXTENTS;
   offer.extent_bytes = pull.extent_bytes = setting.extent_bytes;
-  offer.connections = pull.connections = connections;
+  offer.connections = pull.parts = connections;
   offer.deadline = pull.deadline = StreamClock::now() + LONG;
   pull.address = HOST;
   pull.port = setting.server->port();
@@ -145,7 +145,7 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
     while (setting.server->stats().offers > 0) {
       std::this_thread::yield();
     }
-    static_cast<void>(setting.server->completed());
+    static_cast<void>(setting.server->take_outcomes());
     return first_extent_us;
   });
 }

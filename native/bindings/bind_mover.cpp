@@ -1,7 +1,6 @@
 // Bindings of the mover between the arena and a device. Checks every extent before anything runs; rows cross packed, once per job.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <utility>
@@ -9,7 +8,7 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "extents.h"
+#include "lines.h"
 #include "mover/device_mover.h"
 #include "released_gil.h"
 
@@ -55,7 +54,7 @@ uint64_t promote(DeviceMover& mover, const nb::bytes& rows) { return add(mover, 
 
 uint64_t check(DeviceMover& mover, const nb::bytes& rows) { return add(mover, MoveKind::CHECK, rows); }
 
-// So that `for job, chunk, outcome in mover.completed()` takes them apart.
+// So that `for job, chunk, outcome in mover.take_outcomes()` takes them apart.
 nb::typed<nb::iterator, int> fields_of(const MoveEnd& end) {
   const nb::tuple fields = nb::make_tuple(end.job, end.chunk, static_cast<uint8_t>(end.outcome));
   return nb::typed<nb::iterator, int>(nb::iter(fields));
@@ -83,8 +82,10 @@ void bind_mover(nb::module_& module) {
       .def_ro("chunk", &MoveEnd::chunk, "Its row in the job.")
       .def_prop_ro("outcome", [](const MoveEnd& end) { return static_cast<uint8_t>(end.outcome); }, "A `kvpool.tiers.base.Outcome`.")
       .def("__iter__", &fields_of);
-  nb::class_<DeviceMover>(module, "DeviceMover", "Threads that copy chunks of the arena to a device, and check what is there.")
-      .def(nb::new_(&make_mover), "device"_a, "memory"_a, "arena"_a, "index"_a, "ring_bytes"_a, "answer_s"_a = DEVICE_ANSWER_S,
+  nb::class_<DeviceMover> mover(module, "DeviceMover",
+                                "Threads that copy chunks of the arena to a device, and check what is there. Where the device does not\n"
+                                "answer until the end of `stop`, its threads and memory are left behind.");
+  mover.def(nb::new_(&make_mover), "device"_a, "memory"_a, "arena"_a, "index"_a, "ring_bytes"_a, "answer_s"_a = DEVICE_ANSWER_S,
            "`ring_bytes`: of pinned memory, for each direction. `answer_s`: after so long without an answer the device counts as\n"
            "unresponsive, and everything fails until it answers. RuntimeError for a call that failed. GIL released.")
       .def("promote", &promote, "rows"_a,
@@ -93,12 +94,8 @@ void bind_mover(nb::module_& module) {
       .def("check", &check, "rows"_a,
            "The same for copies on the device: `arena_slot` and generation are those of its own slot in the index; arena offsets are\n"
            "not used.")
-      .def("completed", &DeviceMover::completed, "The chunks that have ended since the last call, each once.")
-      .def("fileno", &DeviceMover::event_fd, "Readable while there is something completed.")
-      .def("stop", &stop_threads<DeviceMover>, "timeout_s"_a,
-           "Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its\n"
-           "threads and memory are left behind. GIL released.")
       .def("stats", &stats_of_mover);
+  bind_line(mover);
 }
 
 }  // namespace kvpool

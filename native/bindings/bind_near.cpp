@@ -32,23 +32,11 @@ std::shared_ptr<NearMemory> make_memory(std::shared_ptr<Mapping> arena, std::sha
   return std::make_shared<NearMemory>(NearMemory{std::move(arena), std::move(view)});
 }
 
-std::shared_ptr<NearQueue> make_queue(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index, unsigned threads,
-                                      size_t jobs_max) {
-  if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
-    throw nb::value_error("threads must be 1 to 64, jobs_max positive");
-  }
-  if (IndexView::attach(index) == nullptr || !index->is_writable() || !arena->is_writable()) {
-    throw nb::value_error("arena and index must be writable, index one of this version");
-  }
-  auto board = std::make_shared<LandingBoard>(std::move(index));
-  return std::make_shared<NearQueue>(std::move(arena), std::move(board), threads, jobs_max);
-}
-
 uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& source_offsets, const nb::bytes& source_slots,
                    const nb::bytes& generations, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
                    uint32_t extents, uint64_t extent_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
   const auto from = checked_rows(*source.arena, *source.index, source_offsets, source_slots, extents, extent_bytes, parts);
-  const auto into = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, parts);
+  auto into = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, parts);
   const auto numbers = column(generations, from.size(), "generations");
   if (into.size() != from.size()) {
     throw nb::value_error("there must be as many chunks here as at their owner");
@@ -63,8 +51,9 @@ uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& 
     if (numbers[row] == 0) {
       throw nb::value_error("a chunk has no generation");
     }
-    plan.chunks.push_back({from[row].arena_offset, from[row].slot, numbers[row], into[row]});
+    plan.sources.push_back({from[row].arena_offset, from[row].slot, numbers[row]});
   }
+  plan.rows = std::move(into);
   plan.checks = unpacked<uint32_t>(checks);
   plan.extents = extents;
   plan.extent_bytes = extent_bytes;
@@ -91,20 +80,17 @@ void bind_near(nb::module_& module) {
         const std::string epoch = self.index->epoch();
         return nb::bytes(epoch.data(), epoch.size());
       });
-  nb::class_<NearQueue>(module, "NearQueue", "Threads that copy chunks of other daemons of this host into the arena.")
-      .def(nb::new_(&make_queue), "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
+  nb::class_<NearQueue> queue(module, "NearQueue", "Threads that copy chunks of other daemons of this host into the arena.");
+  queue.def(nb::new_(&make_queue<NearQueue>), "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
       .def("pull", &pull_near, "source"_a, "source_offsets"_a, "source_slots"_a, "generations"_a, "index"_a, "offsets"_a, "slots"_a,
            nb::kw_only(), "extents"_a, "extent_bytes"_a, "checks"_a, "parts"_a, "timeout_s"_a,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk is in the owner's memory and under\n"
            "which generation, and where it goes: a slot in which no extent may have landed. `checks`: CRC-32C u32 [chunk][extent] as the\n"
            "owner promised them. ValueError for what lies outside either memory. Extents are announced on the index as they land.")
-      .def("cancel", &NearQueue::cancel, "job"_a, "Ends a job's remaining chunks, reported like any end; False where it has ended.")
-      .def("take_outcomes", &NearQueue::take_outcomes, "limit"_a = SIZE_MAX,
-           "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")
-      .def("fileno", &NearQueue::event_fd, "Readable while there are outcomes.")
-      .def("stop", &stop_threads<NearQueue>, "timeout_s"_a,
-           "Ends all jobs and threads; False where one has not ended in time. GIL released.")
+      .def("cancel", [](NearQueue& self, uint64_t job) { return self.cancel(job); }, "job"_a,
+           "Ends a job's remaining chunks, reported like any end; False where it has ended.")
       .def("stats", &stats_of_near);
+  bind_line(queue);
 }
 
 }  // namespace kvpool

@@ -99,7 +99,7 @@ uint64_t pull(PullQueue& queue, const std::string& address, uint16_t port, const
   plan.address = address;
   plan.port = port;
   plan.ticket = ticket_of(ticket);
-  plan.connections = connections;
+  plan.parts = connections;
   plan.extents = extents;
   plan.extent_bytes = extent_bytes;
   plan.rows = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, connections);
@@ -157,8 +157,8 @@ void bind_server(nb::module_& module) {
                    "0: all was sent or marked as gone; 1: a connection failed; 2: its deadline passed; 3: it was withdrawn.")
       .def_ro("sent_bytes", &OfferOutcome::bytes)
       .def_ro("gone_chunks", &OfferOutcome::gone_chunks, "Chunks that left their slots or did not land.");
-  nb::class_<ExtentServer>(module, "ExtentServer", "Threads that send chunks to peers that present a ticket.")
-      .def(nb::new_(&make_server), "arena"_a, "index"_a, "address"_a, "port"_a, nb::kw_only(), "threads"_a, "offers_max"_a,
+  nb::class_<ExtentServer> server(module, "ExtentServer", "Threads that send chunks to peers that present a ticket.");
+  server.def(nb::new_(&make_server), "arena"_a, "index"_a, "address"_a, "port"_a, nb::kw_only(), "threads"_a, "offers_max"_a,
            "strangers_max"_a, "connections_max"_a, "hello_timeout_s"_a, "stall_s"_a, "peer_bytes_per_s"_a = 0,
            "encrypted"_a = false,
            "Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.")
@@ -171,11 +171,8 @@ void bind_server(nb::module_& module) {
            "CRC-32C u32 [chunk][extent] of chunks to be offered; empty where not all of their extents have landed.")
       .def("withdraw", [](ExtentServer& self, const nb::bytes& ticket) { return self.withdraw(ticket_of(ticket)); }, "ticket"_a,
            "Ends an offer, reported like any end; False where no offer has the ticket.")
-      .def("completed", &ExtentServer::completed, "limit"_a = SIZE_MAX, "Offers that have ended, each once, `limit` at most.")
-      .def("fileno", &ExtentServer::event_fd, "Readable while there are ends of offers.")
-      .def("stop", &stop_threads<ExtentServer>, "timeout_s"_a,
-           "Ends all offers and threads; False where a thread has not ended in time. GIL released.")
       .def("stats", &server_stats);
+  bind_line(server);
 }
 
 }  // namespace
@@ -198,30 +195,18 @@ void bind_net(nb::module_& module) {
                    "From the call to the begin of its connection, from which the other times count.")
       .def_prop_ro("first_extent_us", [](const PullOutcome& self) { return self.first_extent.count(); }, "0: none has landed.")
       .def_prop_ro("elapsed_us", [](const PullOutcome& self) { return self.elapsed.count(); });
-  nb::class_<PullQueue>(module, "PullQueue", "Threads that receive chunks from peers into the arena.")
-      .def(nb::new_([](std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index, unsigned threads, size_t jobs_max) {
-             if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
-               throw nb::value_error("threads must be 1 to 64, jobs_max positive");
-             }
-             if (IndexView::attach(index) == nullptr || !index->is_writable() || !arena->is_writable()) {
-               throw nb::value_error("arena and index must be writable, index one of this version");
-             }
-             auto board = std::make_shared<LandingBoard>(std::move(index));
-             return std::make_shared<PullQueue>(std::move(arena), std::move(board), threads, jobs_max);
-           }),
-           "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
+  nb::class_<PullQueue> queue(module, "PullQueue", "Threads that receive chunks from peers into the arena.");
+  queue
+      .def(nb::new_(&make_queue<PullQueue>), "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
       .def("pull", &pull, "address"_a, "port"_a, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, nb::kw_only(), "extents"_a,
            "extent_bytes"_a, "connections"_a, "stall_s"_a, "timeout_s"_a, "checks"_a = nb::bytes("", 0), "encrypted"_a = false,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no\n"
            "extent may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][extent] as the owner promised\n"
            "them, or empty. Extents are announced on the index as they land.")
-      .def("cancel", &PullQueue::cancel, "job"_a, "Ends a job's remaining chunks, reported like any end; False where it has ended.")
-      .def("take_outcomes", &PullQueue::take_outcomes, "limit"_a = SIZE_MAX,
-           "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")
-      .def("fileno", &PullQueue::event_fd, "Readable while there are outcomes.")
-      .def("stop", &stop_threads<PullQueue>, "timeout_s"_a,
-           "Cuts all connections and ends the threads; False where one has not ended in time. GIL released.")
+      .def("cancel", [](PullQueue& self, uint64_t job) { return self.cancel(job); }, "job"_a,
+           "Ends a job's remaining chunks, reported like any end; False where it has ended.")
       .def("stats", &queue_stats);
+  bind_line(queue);
 }
 
 }  // namespace kvpool

@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "columns.h"
+#include "lines.h"
 #include "rows.h"
 #include "ssd/file_pages.h"
 #include "ssd/ssd_queue.h"
@@ -19,8 +20,6 @@ using namespace nb::literals;
 
 namespace kvpool {
 namespace {
-
-constexpr double STOP_SECONDS_MAX = 3600;
 
 [[noreturn]] void raise_os_error(int error, const std::string& what) {
   PyErr_SetObject(PyExc_OSError, nb::make_tuple(error, what).ptr());
@@ -158,23 +157,6 @@ uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, 
   return queue.verify(std::move(chunks));
 }
 
-struct ChunkOutcome {
-  uint64_t job;
-  uint32_t chunk;
-  uint8_t status;
-  uint64_t bytes;
-  nb::bytes tokens;
-};
-
-std::vector<ChunkOutcome> take_outcomes(SsdQueue& queue, size_t limit) {
-  std::vector<ChunkOutcome> rows;
-  for (const SsdOutcome& outcome : queue.take_outcomes(limit)) {
-    rows.push_back(
-        {outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes, pack(outcome.tokens)});
-  }
-  return rows;
-}
-
 Counts queue_stats(const SsdQueue& queue) {
   const SsdQueueStats counts = queue.stats();
   Counts result;
@@ -204,12 +186,13 @@ Counts queue_io(const SsdQueue& queue) {
 }
 
 void bind_outcome(nb::module_& module) {
-  nb::class_<ChunkOutcome>(module, "ChunkOutcome", "What became of one chunk of a job.")
-      .def_ro("job", &ChunkOutcome::job)
-      .def_ro("chunk", &ChunkOutcome::chunk, "Its row in the job.")
-      .def_ro("status", &ChunkOutcome::status, "An `SsdStatus`.")
-      .def_ro("moved_bytes", &ChunkOutcome::bytes)
-      .def_ro("tokens", &ChunkOutcome::tokens, "Token ids and the scope behind them, i32, of a chunk that was read.");
+  nb::class_<SsdOutcome>(module, "ChunkOutcome", "What became of one chunk of a job.")
+      .def_ro("job", &SsdOutcome::job)
+      .def_ro("chunk", &SsdOutcome::chunk, "Its row in the job.")
+      .def_prop_ro("status", [](const SsdOutcome& self) { return static_cast<uint8_t>(self.status); }, "An `SsdStatus`.")
+      .def_ro("moved_bytes", &SsdOutcome::bytes)
+      .def_prop_ro("tokens", [](const SsdOutcome& self) { return pack(self.tokens); },
+                   "Token ids and the scope behind them, i32, of a chunk that was read.");
 }
 
 }  // namespace
@@ -241,12 +224,11 @@ void bind_ssd(nb::module_& module) {
             }
           },
           "Has the disk make what was written durable; OSError when it did not, which is final. GIL released.");
-  nb::class_<SsdQueue>(module, "SsdQueue", "Threads that move chunks between segment files and the arena.")
+  nb::class_<SsdQueue> queue(module, "SsdQueue", "Threads that move chunks between segment files and the arena.");
+  queue
       .def(nb::new_([](std::shared_ptr<SsdFiles> files, std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
                        unsigned threads, size_t jobs_max, bool wants_rings) {
-             if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
-               throw nb::value_error("threads must be 1 to 64, jobs_max positive");
-             }
+             require_bounds(threads, jobs_max);
              auto board = std::make_shared<LandingBoard>(std::move(index));
              return std::make_shared<SsdQueue>(std::move(files), std::move(arena), std::move(board), threads, jobs_max,
                                                wants_rings);
@@ -262,25 +244,13 @@ void bind_ssd(nb::module_& module) {
       .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "extents"_a, "extent_bytes"_a,
            "Reads chunks and compares them with their checksums, after everything else; nothing is stored. Rows as for `read`,\n"
            "any arena offset and slot.")
-      .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,
-           "What became of chunks, each chunk of each job once, `limit` at most.")
-      .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
-      .def(
-          "stop",
-          [](SsdQueue& self, double timeout_s) {
-            if (!(timeout_s >= 0 && timeout_s <= STOP_SECONDS_MAX)) {
-              throw nb::value_error("timeout_s must be 0 to 3600");
-            }
-            const ReleasedGil released;
-            return self.stop(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
-          },
-          "timeout_s"_a, "Ends the threads; False where I/O under way has not ended in time. GIL released.")
       .def(
           "longest_transfer_ns", [](const SsdQueue& self) { return self.longest_transfer().count(); },
           "For how long the transfer has been under way that was begun first; 0: none is.")
       .def("stats", &queue_stats)
       .def("io", &queue_io, "How many threads have a ring, the errno of a refusal, whether what was moved differed once, and the latest failed\n"
            "transfer: its errno (0: none has failed), whether it was a write, where it began.");
+  bind_line(queue);
 }
 
 }  // namespace kvpool

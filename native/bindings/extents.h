@@ -1,27 +1,21 @@
-// What the bindings of pulls share: extents that are checked before anything runs, and times.
+// What the bindings of pulls share: extents that are checked before anything runs, and how a queue is made.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
-#include <chrono>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "columns.h"
-#include "net/extent_receiver.h"
-#include "released_gil.h"
+#include "lines.h"
+#include "net/slot_landing.h"
+#include "net/stream_format.h"
 #include "shared_index/chunk_table.h"
+#include "shared_index/landing_board.h"
 
 namespace kvpool {
-
-inline constexpr double SECONDS_MAX = 3600;
-
-[[nodiscard]] inline std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
-  if (!(seconds > 0 && seconds <= SECONDS_MAX)) {
-    throw nanobind::value_error((std::string(name) + " must be above 0 and at most 3600 seconds").c_str());
-  }
-  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
-}
 
 [[nodiscard]] inline std::vector<uint64_t> column(const nanobind::bytes& packed, size_t count, const char* name) {
   if (packed.size() != count * sizeof(uint64_t)) {
@@ -58,11 +52,15 @@ inline constexpr double SECONDS_MAX = 3600;
   return rows;
 }
 
-template <typename Threads>
-bool stop_threads(Threads& threads, double timeout_s) {
-  const auto timeout = milliseconds_of(timeout_s, "timeout_s");
-  const ReleasedGil released;
-  return threads.stop(timeout);
+// A queue of pulls into an arena.
+template <typename Queue>
+std::shared_ptr<Queue> make_queue(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index, unsigned threads, size_t jobs_max) {
+  require_bounds(threads, jobs_max);
+  if (IndexView::attach(index) == nullptr || !index->is_writable() || !arena->is_writable()) {
+    throw nanobind::value_error("arena and index must be writable, index one of this version");
+  }
+  auto board = std::make_shared<LandingBoard>(std::move(index));
+  return std::make_shared<Queue>(std::move(arena), std::move(board), threads, jobs_max);
 }
 
 }  // namespace kvpool

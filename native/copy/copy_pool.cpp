@@ -1,8 +1,5 @@
 #include "copy/copy_pool.h"
 
-#include <pthread.h>
-#include <time.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -102,12 +99,24 @@ bool CopyQueue::end_turn(const std::shared_ptr<CopyJob>& job, bool has_copied) {
   return !has_copied && job->is_load() && blocked_ >= loads_.size() && saves_.empty();
 }
 
+std::deque<std::shared_ptr<CopyJob>> CopyQueue::stop() {
+  std::deque<std::shared_ptr<CopyJob>> dropped;
+  {
+    const std::lock_guard guard(lock_);
+    stopped_ = true;
+    dropped.swap(loads_);
+    dropped.insert(dropped.end(), saves_.begin(), saves_.end());
+    saves_.clear();
+  }
+  wake_.notify_all();
+  return dropped;
+}
+
 CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {
   KVPOOL_CHECK(threads > 0);
   try {
     for (unsigned i = 0; i < threads; ++i) {
-      threads_.emplace_back([queue = queue_] { queue->run(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvpool-copy");
+      threads_.add([queue = queue_] { queue->run(); });
     }
   } catch (...) {
     stop();
@@ -115,52 +124,14 @@ CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {
   }
 }
 
-CopyPool::~CopyPool() { stop(); }
-
 void CopyPool::stop() {
-  if (process_life() != life_) {
-    // The threads stayed in the parent, so their handles name nothing and are left alone.
-    static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
-    threads_.clear();
+  if (threads_.is_inherited()) {
     return;
   }
-  std::deque<std::shared_ptr<CopyJob>> dropped;
-  {
-    const std::lock_guard guard(queue_->lock_);
-    queue_->stopped_ = true;
-    dropped.swap(queue_->loads_);
-    dropped.insert(dropped.end(), queue_->saves_.begin(), queue_->saves_.end());
-    queue_->saves_.clear();
-  }
-  queue_->wake_.notify_all();
-  for (const auto& job : dropped) {
+  for (const auto& job : queue_->stop()) {
     job->cancel();
   }
-  const double seconds = cpu_seconds();
-  std::vector<std::thread> ended;
-  {
-    const std::lock_guard guard(threads_lock_);
-    ended.swap(threads_);
-    stopped_cpu_seconds_ = seconds;
-  }
-  for (std::thread& thread : ended) {
-    thread.join();
-  }
-}
-
-double CopyPool::cpu_seconds() const {
-  const std::lock_guard guard(threads_lock_);
-  double total = stopped_cpu_seconds_;
-  for (const std::thread& thread : threads_) {
-    clockid_t clock;
-    timespec used;
-    // The handle is only read: the library declares it writable.
-    if (pthread_getcpuclockid(const_cast<std::thread&>(thread).native_handle(), &clock) == 0 &&
-        clock_gettime(clock, &used) == 0) {
-      total += static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
-    }
-  }
-  return total;
+  static_cast<void>(threads_.join(ThreadGroup::FOR_GOOD));
 }
 
 }  // namespace kvpool

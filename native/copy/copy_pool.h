@@ -19,11 +19,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "shared_index/landing_wait.h"
-#include "base/process_life.h"
+#include "threads/thread_group.h"
 
 namespace kvpool {
 
@@ -40,16 +38,6 @@ class CopyJob {
   [[nodiscard]] virtual bool name_awaited(LandingWait&) const { return false; }
   virtual void cancel() = 0;
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
-
- protected:
-  // Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
-  static constexpr uint64_t PIECE_BYTES = 256 << 10;
-
-  // Whether this is a forked child's copy of the job: its pieces are not running here, whatever it says.
-  [[nodiscard]] bool is_inherited() const noexcept { return process_life() != life_; }
-
- private:
-  const uint32_t life_ = process_life();
 };
 
 class CopyQueue {
@@ -62,6 +50,8 @@ class CopyQueue {
 
   std::shared_ptr<CopyJob> next();
   void run();
+  // Returns the jobs that were queued.
+  std::deque<std::shared_ptr<CopyJob>> stop();
   bool end_turn(const std::shared_ptr<CopyJob>& job, bool has_copied);
   [[nodiscard]] bool name_awaited(LandingWait& wait);
   void enqueue(std::shared_ptr<CopyJob> job);
@@ -84,7 +74,7 @@ class CopyPool {
  public:
   // REQUIRES: threads > 0. Throws std::system_error where the system has no more threads to give.
   explicit CopyPool(unsigned threads);
-  ~CopyPool();
+  ~CopyPool() { stop(); }
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
 
@@ -93,14 +83,11 @@ class CopyPool {
   [[nodiscard]] const std::shared_ptr<CopyQueue>& queue() const noexcept { return queue_; }
   [[nodiscard]] uint64_t bytes_copied() const noexcept { return queue_->bytes_copied_.load(std::memory_order_relaxed); }
   // CPU time that the threads have used, also after `stop`.
-  [[nodiscard]] double cpu_seconds() const;
+  [[nodiscard]] double cpu_seconds() const { return threads_.cpu_seconds(); }
 
  private:
-  const uint32_t life_ = process_life();
   const std::shared_ptr<CopyQueue> queue_;
-  mutable std::mutex threads_lock_;
-  std::vector<std::thread> threads_;    // guarded by threads_lock_
-  double stopped_cpu_seconds_ = 0.0;  // guarded by threads_lock_
+  ThreadGroup threads_{"kvpool-copy"};
 };
 
 }  // namespace kvpool

@@ -15,7 +15,8 @@ constexpr size_t AWAITED_MAX = 8;
 }  // namespace
 
 LoadJob::LoadJob(LoadPlan plan)
-    : plan_(std::move(plan)),
+    : PieceJob(plan.offsets.size() * plan.extents),
+      plan_(std::move(plan)),
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.payload_bytes)),
@@ -30,33 +31,10 @@ LoadJob::LoadJob(LoadPlan plan)
   KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.payload_bytes(chunk_blocks_) == plan_.payload_bytes);
 }
 
-uint64_t LoadJob::run_piece() {
-  Piece piece{};
-  if (!claim(piece)) {
-    return 0;
-  }
-  const uint64_t units = piece.extents * piece.count;  // one of the two is 1
-  uint64_t good = 0;
-  LoadReason failure = LoadReason::COMPLETE;
-  while (good < units && failure == LoadReason::COMPLETE) {
-    failure = piece.count > 1 ? copy(piece.extent, piece.first + good)
-                              : copy(piece.extent + static_cast<uint32_t>(good), piece.first);
-    good += failure == LoadReason::COMPLETE ? 1 : 0;
-  }
-  finish(piece, piece.count > 1 ? piece.first + good : piece.first, failure);
-  return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.payload_bytes;
-}
-
-bool LoadJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return !cancelled_ && next_extent_ < plan_.extents && chunk_count_ > 0;
-}
-
-// Takes the next piece in the order of extents or, where that has not landed, one that has; settles on the way what lies behind
-// a failed chunk.
+// The next piece in the order of extents or, where that has not landed, one that has; settles on the way what lies behind a failed
+// chunk.
 bool LoadJob::claim(Piece& piece) {
-  const std::lock_guard guard(lock_);
-  while (!cancelled_ && next_extent_ < plan_.extents) {
+  while (next_extent_ < plan_.extents) {
     while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_extent_) {
       ++next_chunk_;
     }
@@ -71,11 +49,7 @@ bool LoadJob::claim(Piece& piece) {
     }
     piece = {next_extent_, 1, next_chunk_, end - next_chunk_};
     next_chunk_ = end;
-    if (piece.count > 0 || claim_ahead(piece)) {
-      ++running_;
-      return true;
-    }
-    return false;  // blocked
+    return piece.count > 0 || claim_ahead(piece);  // false: blocked
   }
   changed_.notify_all();
   return false;
@@ -103,6 +77,7 @@ void LoadJob::end_extent() {
   for (uint64_t chunk = next_chunk_; chunk < chunk_count_; ++chunk) {
     if (claimed_[chunk] == next_extent_) {
       claimed_[chunk] = next_extent_ + 1;
+      ++settled_;
       settle({next_extent_, 1, chunk, 1});
     }
   }
@@ -141,7 +116,28 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
   return named > 0;
 }
 
-LoadReason LoadJob::copy(uint32_t own, uint64_t chunk) const {
+uint64_t LoadJob::copy(const Piece& piece) {
+  const uint64_t units = piece.extents * piece.count;
+  uint64_t good = 0;
+  LoadReason failure = LoadReason::COMPLETE;
+  while (good < units && failure == LoadReason::COMPLETE) {
+    failure = piece.count > 1 ? copy_extent(piece.extent, piece.first + good)
+                              : copy_extent(piece.extent + static_cast<uint32_t>(good), piece.first);
+    good += failure == LoadReason::COMPLETE ? 1 : 0;
+  }
+  if (failure == LoadReason::COMPLETE) {
+    return good * plan_.payload_bytes;
+  }
+  const std::lock_guard guard(lock_);
+  const uint64_t failed = piece.count > 1 ? piece.first + good : piece.first;
+  if (failed < fail_at_) {
+    fail_at_ = failed;
+    failure_ = failure;
+  }
+  return (good + 1) * plan_.payload_bytes;
+}
+
+LoadReason LoadJob::copy_extent(uint32_t own, uint64_t chunk) const {
   const SlotAddress slot = plan_.slots[chunk];
   if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
     return LoadReason::GONE;  // before the engine's blocks are written to
@@ -163,21 +159,7 @@ LoadReason LoadJob::copy(uint32_t own, uint64_t chunk) const {
   return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;
 }
 
-void LoadJob::finish(const Piece& piece, uint64_t failed, LoadReason failure) {
-  const std::lock_guard guard(lock_);
-  KVPOOL_CHECK(running_ > 0);
-  --running_;
-  const bool ends_extent = settle(piece);
-  if (failure != LoadReason::COMPLETE && failed < fail_at_) {
-    fail_at_ = failed;
-    failure_ = failure;
-  }
-  if (ends_extent || has_ended()) {
-    changed_.notify_all();
-  }
-}
-
-// Returns whether that was the last of an extent.
+// The end of an extent is waited for.
 bool LoadJob::settle(const Piece& piece) {
   bool ends_extent = false;
   for (uint32_t extent = piece.extent; extent < piece.extent + piece.extents; ++extent) {
@@ -187,57 +169,27 @@ bool LoadJob::settle(const Piece& piece) {
   for (uint64_t chunk = piece.first; chunk < piece.first + piece.count; ++chunk) {
     chunk_left_[chunk] -= piece.extents;
   }
-  settled_ += piece.extents * piece.count;
   return ends_extent;
-}
-
-void LoadJob::cancel() {
-  if (is_inherited()) {
-    return;
-  }
-  std::unique_lock guard(lock_);
-  cancelled_ = true;
-  changed_.notify_all();
-  changed_.wait(guard, [this] { return running_ == 0; });
 }
 
 ExtentState LoadJob::wait_extent(uint32_t extent, double timeout_s) const {
   KVPOOL_CHECK(extent < plan_.extents);
   std::unique_lock guard(lock_);
-  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return extent_left_[extent] == 0 || has_ended(); });
+  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return extent_left_[extent] == 0 || is_at_rest(); });
   if (!settled) {
     return ExtentState::TIMED_OUT;
   }
   return extent_left_[extent] == 0 && fail_at_ > 0 ? ExtentState::IN_PLACE : ExtentState::ENDED;
 }
 
-bool LoadJob::wait(double timeout_s) const {
-  std::unique_lock guard(lock_);
-  return wait_for(changed_, guard, timeout_s, [this] { return has_ended(); });
-}
-
-bool LoadJob::is_done() const {
-  const std::lock_guard guard(lock_);
-  return has_ended();
-}
-
 uint64_t LoadJob::chunks() const {
   const std::lock_guard guard(lock_);
-  return has_ended() ? complete_chunks() : fail_at_;
+  return is_at_rest() ? complete_chunks() : fail_at_;
 }
 
 LoadReason LoadJob::reason() const {
   const std::lock_guard guard(lock_);
   return cancelled_ && complete_chunks() < fail_at_ ? LoadReason::CANCELLED : failure_;
-}
-
-uint64_t LoadJob::progress() const {
-  const std::lock_guard guard(lock_);
-  return settled_;
-}
-
-bool LoadJob::has_ended() const {
-  return running_ == 0 && (cancelled_ || settled_ == chunk_count_ * plan_.extents);
 }
 
 uint64_t LoadJob::complete_chunks() const {

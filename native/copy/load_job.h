@@ -1,8 +1,5 @@
 // One load: chunks of the arena on their way into engine memory, extent by extent.
 //
-//   RUNNING --every piece done--> ENDED
-//      \-----cancel, last running piece done--> ENDED
-//
 // Pieces go extent by extent: extent 0 of every chunk, then extent 1. After an extent of a chunk was copied its slot's generation
 // is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. A chunk without a verdict
 // is not good: it counts only when all of its extents were checked. A chunk that is still being promoted is
@@ -10,18 +7,16 @@
 // blocked, and its thread serves others.
 //
 // Invariant: `chunk_left_[c]` extents of chunk c and `extent_left_[e]` chunks of extent e are neither checked nor skipped.
-// Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
+// Threads: any; see PieceJob.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "shared_index/chunk_table.h"
-#include "copy/copy_pool.h"
 #include "copy/extent_copy.h"
+#include "copy/piece_job.h"
 #include "shared_index/landing_wait.h"
 #include "base/memory.h"
 
@@ -48,16 +43,12 @@ struct LoadPlan {
   ExtentMap map = {};
 };
 
-class LoadJob final : public CopyJob {
+class LoadJob final : public PieceJob {
  public:
   // REQUIRES: every extent lies in the arena and in the index, every block id in the view or SKIP_BLOCK,
   // view.payload_bytes(blocks per chunk) == payload_bytes, and the numbers of the extents rise.
   explicit LoadJob(LoadPlan plan);
 
-  uint64_t run_piece() override;
-  [[nodiscard]] bool has_pieces() const override;
-  // When it returns no byte is written any more.
-  void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return true; }
   [[nodiscard]] bool name_awaited(LandingWait& wait) const override;
 
@@ -66,33 +57,21 @@ class LoadJob final : public CopyJob {
   // Until the extent of the first chunks() chunks is in place, the load has ended before that, or time is over.
   // REQUIRES: extent < extents().
   [[nodiscard]] ExtentState wait_extent(uint32_t extent, double timeout_s) const;
-  // Whether the load has ended within the time.
-  [[nodiscard]] bool wait(double timeout_s) const;
-  [[nodiscard]] bool is_done() const;
   // Leading chunks that have not failed; of an ended load, those that are good.
   [[nodiscard]] uint64_t chunks() const;
   [[nodiscard]] LoadReason reason() const;
-  // Extents of chunks dealt with so far.
-  [[nodiscard]] uint64_t progress() const;
 
  private:
-  // One extent of several chunks, or several extents of one.
-  struct Piece {
-    uint32_t extent;
-    uint32_t extents;
-    uint64_t first;
-    uint64_t count;
-  };
+  bool claim(Piece& piece) override;
+  uint64_t copy(const Piece& piece) override;
+  bool settle(const Piece& piece) override;
+  [[nodiscard]] bool has_next() const override { return next_extent_ < plan_.extents && chunk_count_ > 0; }
 
-  bool claim(Piece& piece);
   bool claim_ahead(Piece& piece);
   void end_extent();
   [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.slots[chunk]); }
   [[nodiscard]] bool is_landed(uint32_t extent, uint64_t chunk, uint32_t landed) const;
-  LoadReason copy(uint32_t extent, uint64_t chunk) const;
-  void finish(const Piece& piece, uint64_t failed, LoadReason failure);
-  bool settle(const Piece& piece);
-  [[nodiscard]] bool has_ended() const;
+  LoadReason copy_extent(uint32_t extent, uint64_t chunk) const;
   [[nodiscard]] uint64_t complete_chunks() const;
 
   const LoadPlan plan_;
@@ -101,16 +80,12 @@ class LoadJob final : public CopyJob {
   const uint64_t piece_chunks_;
   const uint64_t extent_bytes_;
 
-  mutable std::mutex lock_;
-  mutable std::condition_variable changed_;
+  // All guarded by lock_.
   uint32_t next_extent_ = 0;
   uint64_t next_chunk_ = 0;
-  uint64_t running_ = 0;  // pieces
-  uint64_t settled_ = 0;  // extents of chunks
   uint64_t fail_at_;
   LoadReason failure_ = LoadReason::COMPLETE;
   std::vector<uint32_t> claimed_;  // extents of each chunk that have been handed out, from extent 0 on
-  bool cancelled_ = false;
   std::vector<uint64_t> extent_left_;
   std::vector<uint32_t> chunk_left_;
 };

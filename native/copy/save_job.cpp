@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/wait.h"
 
 namespace kvpool {
 
 SaveJob::SaveJob(SavePlan plan)
-    : plan_(std::move(plan)),
+    : PieceJob(0),  // nothing is announced
+      plan_(std::move(plan)),
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.payload_bytes)),
@@ -22,58 +22,36 @@ SaveJob::SaveJob(SavePlan plan)
   announced_.reserve(plan_.extents);
 }
 
-uint64_t SaveJob::run_piece() {
-  uint32_t own = 0;
-  uint64_t first = 0;
-  uint64_t count = 0;
-  {
-    const std::lock_guard guard(lock_);
-    if (cancelled_ || next_announced_ == announced_.size() || chunk_count_ == 0) {
-      return 0;
-    }
-    own = announced_[next_announced_];
-    first = next_chunk_;
-    count = std::min(piece_chunks_, chunk_count_ - first);
-    next_chunk_ += count;
-    if (next_chunk_ == chunk_count_) {
-      next_chunk_ = 0;
-      ++next_announced_;
-    }
-    ++running_;
+bool SaveJob::claim(Piece& piece) {
+  if (!has_next()) {
+    return false;
   }
-  for (uint64_t chunk = first; chunk < first + count; ++chunk) {
+  piece = {announced_[next_announced_], 1, next_chunk_, std::min(piece_chunks_, chunk_count_ - next_chunk_)};
+  next_chunk_ += piece.count;
+  if (next_chunk_ == chunk_count_) {
+    next_chunk_ = 0;
+    ++next_announced_;
+  }
+  return true;
+}
+
+uint64_t SaveJob::copy(const Piece& piece) {
+  const uint32_t own = piece.extent;
+  for (uint64_t chunk = piece.first; chunk < piece.first + piece.count; ++chunk) {
     uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + plan_.map.of(own) * extent_bytes_;
     const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
     checksums_[chunk * plan_.extents + own] =
         gather_extent(plan_.view, plan_.first_extent + own, ids, extent, extent_bytes_);
   }
-  const std::lock_guard guard(lock_);
-  KVPOOL_CHECK(running_ > 0);
-  --running_;
-  settled_ += count;
-  settled_chunks_[own] += count;
+  return piece.count * plan_.payload_bytes;
+}
+
+bool SaveJob::settle(const Piece& piece) {
+  settled_chunks_[piece.extent] += piece.count;
   while (copied_extents_ < plan_.extents && settled_chunks_[copied_extents_] == chunk_count_) {
     ++copied_extents_;
   }
-  if (is_at_rest()) {
-    changed_.notify_all();
-  }
-  return count * plan_.payload_bytes;
-}
-
-bool SaveJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return !cancelled_ && next_announced_ < announced_.size() && chunk_count_ > 0;
-}
-
-void SaveJob::cancel() {
-  if (is_inherited()) {
-    return;
-  }
-  std::unique_lock guard(lock_);
-  cancelled_ = true;
-  changed_.notify_all();
-  changed_.wait(guard, [this] { return running_ == 0; });
+  return false;
 }
 
 bool SaveJob::announce(uint32_t extent) {
@@ -84,28 +62,14 @@ bool SaveJob::announce(uint32_t extent) {
   }
   is_announced_[extent] = true;
   announced_.push_back(extent);
+  wanted_ += chunk_count_;
   return true;
-}
-
-bool SaveJob::wait(double timeout_s) const {
-  std::unique_lock guard(lock_);
-  return wait_for(changed_, guard, timeout_s, [this] { return is_at_rest(); });
-}
-
-bool SaveJob::is_cancelled() const {
-  const std::lock_guard guard(lock_);
-  return cancelled_;
-}
-
-uint64_t SaveJob::progress() const {
-  const std::lock_guard guard(lock_);
-  return settled_;
 }
 
 std::vector<uint32_t> SaveJob::checksums() const {
   const std::lock_guard guard(lock_);
-  const bool is_whole = announced_.size() == plan_.extents && running_ == 0 && has_copied_announced();
-  return is_whole ? checksums_ : std::vector<uint32_t>();
+  const bool is_saved = announced_.size() == plan_.extents && running_ == 0 && is_whole();
+  return is_saved ? checksums_ : std::vector<uint32_t>();
 }
 
 uint32_t SaveJob::copied_extents() const {

@@ -107,11 +107,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   InputStream stream(stream_of(input, extents, extent_bytes), piece);
   std::map<uint32_t, PullStatus> ended;
   std::set<uint32_t> unmarked;
-  ExtentReceiver receiver(plan, 0, *arena, board, [&](const PullOutcome& outcome) {
+  plan.may_come_again = true;
+  SlotLanding landing(plan, 0, *arena, board, [&](const PullOutcome& outcome) {
     FUZZ_EXPECT(ended.emplace(outcome.chunk, outcome.status).second);
     FUZZ_EXPECT(!outcome.is_unmarked || (outcome.status == PullStatus::FAILED && unmarked.insert(outcome.chunk).second));
   });
-  receiver.run(stream);
+  ExtentReceiver(plan, 0, landing).run(stream);
   FUZZ_EXPECT(ended.size() == CHUNKS);
   for (uint32_t slot = 0; slot < CHUNKS; ++slot) {
     const uint8_t* const chunk = arena->data() + slot * slot_bytes;

@@ -29,9 +29,7 @@ DeviceMoverResult DeviceMover::make(MoverMemory memory, uint64_t ring_bytes, dou
     core.lanes[static_cast<size_t>(kind)] =
         std::make_unique<MoverLane>(core.memory, core.jobs, kind, std::move(ring), std::move(made.stream), answer_s);
   }
-  for (const auto& lane : core.lanes) {
-    core.threads.add([&lane = *lane] { lane.run(); });
-  }
+  core.jobs.start(MOVE_KINDS, [&core](unsigned number) { core.lanes[number]->run(); });
   return {mover, {}};
 }
 
@@ -40,7 +38,7 @@ DeviceMover::~DeviceMover() {
   if (is_inherited) {
     leave_behind(std::move(core_));  // its threads are the parent's
   } else if (!stop(LAST_WAIT)) {
-    core_->threads.detach();
+    core_->jobs.threads().detach();
     leave_behind(std::move(core_));
   }
 }
@@ -70,11 +68,10 @@ const char* DeviceMover::fault(MoveKind kind, const std::vector<DeviceMoveRow>& 
 }
 
 bool DeviceMover::stop(std::chrono::milliseconds timeout) {
-  core_->jobs.stop();
   if (core_->jobs.is_abandoned()) {
     return false;
   }
-  const bool has_ended = core_->threads.join(timeout);
+  const bool has_ended = core_->jobs.stop(timeout);
   if (!has_ended) {
     core_->jobs.abandon();
   }
@@ -85,8 +82,8 @@ DeviceMoverStats DeviceMover::stats() const {
   DeviceMoverStats stats;
   stats.promoted_bytes = core_->lanes[0]->figures().bytes;
   stats.checked_bytes = core_->lanes[1]->figures().bytes;
-  stats.promotions = core_->jobs.jobs(MoveKind::PROMOTE);
-  stats.checks = core_->jobs.jobs(MoveKind::CHECK);
+  stats.promotions = core_->jobs.jobs_of(MoveKind::PROMOTE);
+  stats.checks = core_->jobs.jobs_of(MoveKind::CHECK);
   for (const auto& lane : core_->lanes) {
     stats.ring_waits += lane->figures().ring_waits;
     stats.cpu_seconds += static_cast<double>(lane->figures().cpu_ns) * 1e-9;

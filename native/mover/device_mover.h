@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "mover/mover_lane.h"
-#include "threads/thread_group.h"
 
 namespace kvpool {
 
@@ -49,7 +48,7 @@ class DeviceMover {
   [[nodiscard]] const char* fault(MoveKind kind, const std::vector<DeviceMoveRow>& rows) const;
   // A job's number; 0: the line is full or stopped. REQUIRES: fault(kind, rows) == nullptr.
   [[nodiscard]] uint64_t add(MoveKind kind, const std::vector<DeviceMoveRow>& rows) { return core_->jobs.add(kind, rows); }
-  [[nodiscard]] std::vector<MoveEnd> completed() { return core_->jobs.take_ends(); }
+  [[nodiscard]] std::vector<MoveEnd> take_outcomes(size_t limit = SIZE_MAX) { return core_->jobs.take_outcomes(limit); }
   [[nodiscard]] int event_fd() const noexcept { return core_->jobs.event_fd(); }
 
   // Cancels what is left and ends the threads. False: the device does not answer; everything is reported, the threads are abandoned.
@@ -63,7 +62,6 @@ class DeviceMover {
     const MoverMemory memory;
     MoveJobs jobs;
     std::array<std::unique_ptr<MoverLane>, MOVE_KINDS> lanes;
-    ThreadGroup threads{"kvpool-hbm"};
   };
   explicit DeviceMover(std::unique_ptr<Core> core) noexcept : core_(std::move(core)) {}
 

@@ -1,28 +1,20 @@
-// Jobs of a device mover: chunks that wait for a lane, and the ends of those that have ended.
+// Jobs of a device mover: chunks that wait for a lane, each a part of its job, and the ends of those that have ended.
 //
 //   a chunk:  waiting ──next──► under way ──end──► DONE | BAD_SOURCE | FAILED | CANCELLED
 //                └──────────────stop────────────► CANCELLED
 //
-// Guarantees:
-// 1. Every chunk of an accepted job is reported exactly once.
-// 2. The line before each lane is bounded: a full one refuses.
-// 3. After `abandon` every chunk has been reported, whatever a lane still does.
-//
+// Beside what a JobLine guarantees: after `abandon` every chunk has been reported, whatever a lane still does.
 // Threads: any. A chunk's progress belongs to its lane.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <vector>
 
 #include "base/types.h"
+#include "threads/job_line.h"
 
 namespace kvpool {
 
@@ -49,9 +41,11 @@ struct MoveEnd {
   MoveOutcome outcome;
 };
 
+struct MoveJob;
+
 // One chunk of a job. What follows `row` is its lane's.
 struct MovedChunk {
-  uint64_t job = 0;
+  MoveJob* job = nullptr;  // which has the chunk
   uint32_t number = 0;
   DeviceMoveRow row{};
   uint64_t at = 0;        // bytes that the stream was given
@@ -66,59 +60,44 @@ struct MovedChunk {
   void spoil(MoveOutcome worse) noexcept { outcome = outcome == MoveOutcome::DONE ? worse : outcome; }
 };
 
-class MoveJobs {
+struct MoveJob : LineJob {
+  explicit MoveJob(const std::vector<DeviceMoveRow>& rows);
+  std::vector<MovedChunk> chunks;
+};
+
+// A kind is an urgency, and a lane each.
+class MoveJobs final : public JobLine<MoveJob, MoveEnd> {
  public:
-  static constexpr size_t JOBS_MAX = 64;  // of each kind that have not ended
+  static constexpr size_t JOBS_MAX = 64;  // of each kind
 
   // Throws std::system_error where there is no descriptor to be had.
-  MoveJobs();
-  ~MoveJobs();
-  MoveJobs(const MoveJobs&) = delete;
-  MoveJobs& operator=(const MoveJobs&) = delete;
+  MoveJobs() : JobLine("kvpool-hbm", MOVE_KINDS, JOBS_MAX) {}
 
   // A job's number; 0 where the line is full or stopped. REQUIRES: one row at least.
   [[nodiscard]] uint64_t add(MoveKind kind, const std::vector<DeviceMoveRow>& rows);
-  // What has ended since the last call. The descriptor is readable while there is something.
-  [[nodiscard]] std::vector<MoveEnd> take_ends();
-  [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
-  [[nodiscard]] size_t jobs(MoveKind kind) const;
+  [[nodiscard]] size_t jobs_of(MoveKind kind) const { return jobs(static_cast<size_t>(kind)); }
 
-  // Ends what waits, and takes nothing any more.
-  void stop();
-  // Ends everything: the lanes do not answer.
+  // Ends everything: the lanes do not answer, and their threads are given up.
   void abandon();
-  [[nodiscard]] bool is_stopped() const noexcept { return is_stopped_.load(std::memory_order_acquire); }
   [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_.load(std::memory_order_acquire); }
+
+  using JobLine::is_stopped;
+  using JobLine::start;
+  using JobLine::threads;
 
   // For lanes. The next chunk, or nullptr.
   [[nodiscard]] std::shared_ptr<MovedChunk> next(MoveKind kind);
   [[nodiscard]] bool has_next(MoveKind kind) const;
   // Reports a chunk, unless it has been.
-  void end(const std::shared_ptr<MovedChunk>& chunk, MoveOutcome outcome);
-  // Until there is a chunk for the lane, everything is stopped, or the nap is over.
+  void end(const MovedChunk& chunk, MoveOutcome outcome);
+  // Until there is a chunk for the lane, everything is stopped, or the nap is over; may return early.
   void wait(MoveKind kind, std::chrono::microseconds nap) const;
 
  private:
-  struct Job {
-    MoveKind kind;
-    size_t left;  // chunks that have not ended
-  };
-  void end_locked(const std::shared_ptr<MovedChunk>& chunk, MoveOutcome outcome);
-  [[nodiscard]] std::deque<std::shared_ptr<MovedChunk>>& line(MoveKind kind) { return lines_[static_cast<size_t>(kind)]; }
-  [[nodiscard]] const std::deque<std::shared_ptr<MovedChunk>>& line(MoveKind kind) const {
-    return lines_[static_cast<size_t>(kind)];
-  }
+  void drop(const Rest& rest) override;
+  [[nodiscard]] bool is_waiting(MoveKind kind) const;
 
-  const int event_fd_;  // owned
-  mutable std::mutex lock_;
-  mutable std::condition_variable wake_;
-  std::deque<std::shared_ptr<MovedChunk>> lines_[MOVE_KINDS];  // guarded by lock_
-  std::set<std::shared_ptr<MovedChunk>> unreported_;           // guarded by lock_
-  std::map<uint64_t, Job> jobs_;                               // guarded by lock_
-  std::vector<MoveEnd> ends_;                                  // guarded by lock_
-  uint64_t last_job_ = 0;                                      // guarded by lock_
-  std::atomic<bool> is_stopped_ = false;                       // written under lock_
-  std::atomic<bool> is_abandoned_ = false;                     // written under lock_
+  std::atomic<bool> is_abandoned_ = false;  // written under the lock
 };
 
 }  // namespace kvpool

@@ -45,7 +45,7 @@ void MoverLane::run() {
       if (chunk == nullptr) {
         break;
       }
-      jobs_.end(chunk, MoveOutcome::FAILED);
+      jobs_.end(*chunk, MoveOutcome::FAILED);
     }
     if (!figures_.is_unresponsive && ring_->has_free() && fill()) {
       nap_ = FIRST_NAP;
@@ -113,9 +113,9 @@ bool MoverLane::take_next() {
   while (auto chunk = jobs_.next(kind_)) {
     const uint32_t landed = memory_.index->landed_at(chunk->slot());
     if (memory_.index->generation_at(chunk->slot()) != chunk->row.generation) {
-      jobs_.end(chunk, MoveOutcome::BAD_SOURCE);
+      jobs_.end(*chunk, MoveOutcome::BAD_SOURCE);
     } else if (kind_ == MoveKind::PROMOTE && ((landed & LANDING_FAILED) != 0 || landed < chunk->row.extents)) {
-      jobs_.end(chunk, MoveOutcome::FAILED);  // it is still being read into the arena
+      jobs_.end(*chunk, MoveOutcome::FAILED);  // it is still being read into the arena
     } else {
       current_ = std::move(chunk);
       return true;
@@ -214,7 +214,7 @@ void MoverLane::end_current(MovePiece& filling, MoveOutcome outcome) {
   } else if (chunk->at > 0 && ring_->in_flight() > 0) {
     ring_->newest().ending.push_back(chunk);
   } else {
-    jobs_.end(chunk, chunk->outcome);
+    jobs_.end(*chunk, chunk->outcome);
   }
 }
 
@@ -273,7 +273,7 @@ void MoverLane::settle(MovePiece& piece) {
     figures_.bytes.fetch_add(part.chunk->outcome == MoveOutcome::DONE ? part.size : 0, std::memory_order_relaxed);
   }
   for (const auto& chunk : piece.ending) {
-    jobs_.end(chunk, chunk->outcome);
+    jobs_.end(*chunk, chunk->outcome);
   }
 }
 
@@ -281,11 +281,11 @@ void MoverLane::settle(MovePiece& piece) {
 void MoverLane::fail(MovePiece& piece) {
   for (const MovePart& part : piece.parts) {
     part.chunk->spoil(MoveOutcome::FAILED);
-    jobs_.end(part.chunk, part.chunk->outcome);
+    jobs_.end(*part.chunk, part.chunk->outcome);
   }
   for (const auto& chunk : piece.ending) {
     chunk->spoil(MoveOutcome::FAILED);
-    jobs_.end(chunk, chunk->outcome);
+    jobs_.end(*chunk, chunk->outcome);
   }
   piece.parts.clear();
   piece.ending.clear();
@@ -296,7 +296,7 @@ void MoverLane::give_up() {
   figures_.is_unresponsive = true;
   ring_->visit_in_flight([this](MovePiece& piece) { fail(piece); });
   if (current_ != nullptr) {
-    jobs_.end(current_, MoveOutcome::FAILED);
+    jobs_.end(*current_, MoveOutcome::FAILED);
     current_ = nullptr;
   }
 }

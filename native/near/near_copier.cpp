@@ -1,7 +1,6 @@
 #include "near/near_copier.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/check.h"
 #include "checksum/crc32c.h"
@@ -9,26 +8,13 @@
 
 namespace kvpool {
 
-NearCopier::NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board,
-                       const std::atomic<bool>& has_ended, Report report)
-    : plan_(plan),
-      part_(part),
-      arena_(arena),
-      board_(board),
-      has_ended_(has_ended),
-      report_(std::move(report)),
-      begun_(StreamClock::now()),
-      chunks_((plan.chunks.size() + plan.parts - 1 - part) / plan.parts) {
-  KVPOOL_CHECK(plan_.checks.size() == plan_.chunks.size() * plan_.extents);
-  const uint64_t bytes = plan_.extents * plan_.extent_bytes;
-  for (const NearChunk& chunk : plan_.chunks) {
-    KVPOOL_CHECK(plan_.source->contains(chunk.source_offset, bytes));
-    KVPOOL_CHECK(arena_.contains(chunk.target.arena_offset, bytes));
+NearCopier::NearCopier(const NearPlan& plan, const LineJob& job, SlotLanding& landing)
+    : plan_(plan), job_(job), landing_(landing) {
+  KVPOOL_CHECK(plan_.checks.size() == plan_.rows.size() * plan_.extents && plan_.sources.size() == plan_.rows.size());
+  for (const NearSource& chunk : plan_.sources) {
+    KVPOOL_CHECK(plan_.source->contains(chunk.offset, plan_.extents * plan_.extent_bytes));
   }
-}
-
-std::chrono::microseconds NearCopier::elapsed() const {
-  return std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - begun_);
+  landing_.each([this](uint32_t chunk) { chunks_.push_back(chunk); });
 }
 
 void NearCopier::run() {
@@ -38,8 +24,8 @@ void NearCopier::run() {
 
 // False where the job was to end.
 bool NearCopier::copy_of_all(uint32_t extent) {
-  for (uint32_t chunk = part_; chunk < plan_.chunks.size(); chunk += plan_.parts) {
-    if (of(chunk).has_ended) {
+  for (const uint32_t chunk : chunks_) {
+    if (landing_.has_ended(chunk)) {
       continue;
     }
     uint32_t crc = 0;
@@ -57,10 +43,9 @@ bool NearCopier::copy_of_all(uint32_t extent) {
 }
 
 // False where the job was to end: then all chunks have.
-bool NearCopier::copy_extent(uint32_t number, uint32_t extent, uint32_t& crc) {
-  const NearChunk& chunk = plan_.chunks[number];
-  const uint8_t* const source = plan_.source->data() + chunk.source_offset + extent * plan_.extent_bytes;
-  uint8_t* const target = arena_.data() + chunk.target.arena_offset + extent * plan_.extent_bytes;
+bool NearCopier::copy_extent(uint32_t chunk, uint32_t extent, uint32_t& crc) {
+  const uint8_t* const source = plan_.source->data() + plan_.sources[chunk].offset + extent * plan_.extent_bytes;
+  uint8_t* const target = landing_.bytes_of(chunk, extent);
   for (uint64_t at = 0; at < plan_.extent_bytes; at += PIECE_BYTES) {
     if (must_end()) {
       return false;
@@ -71,12 +56,12 @@ bool NearCopier::copy_extent(uint32_t number, uint32_t extent, uint32_t& crc) {
 }
 
 bool NearCopier::must_end() {
-  if (has_ended_.load(std::memory_order_relaxed)) {
-    end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
+  if (job_.has_ended()) {
+    landing_.end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
     return true;
   }
   if (StreamClock::now() >= plan_.deadline) {
-    end_all(PullStatus::FAILED, PullFault::LATE);
+    landing_.end_all(PullStatus::FAILED, PullFault::LATE);
     return true;
   }
   return false;
@@ -96,48 +81,12 @@ void NearCopier::verify(uint32_t extent) {
 }
 
 void NearCopier::land(const Copied& copied, uint32_t extent) {
-  const NearChunk& chunk = plan_.chunks[copied.chunk];
-  if (!is_in_place(chunk)) {
-    end_chunk(copied.chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
-    return;
-  }
-  if (copied.crc != plan_.checks[uint64_t{copied.chunk} * plan_.extents + extent]) {
-    end_chunk(copied.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
-    return;
-  }
-  of(copied.chunk).bytes += plan_.extent_bytes;
-  board_.land(chunk.target.slot, extent, &copied.crc, 1);
-  if (extent == 0) {
-    of(copied.chunk).first_extent = elapsed();
-  }
-  if (extent + 1 == plan_.extents) {
-    end_chunk(copied.chunk, PullStatus::DONE, PullFault::NONE);
-  }
-}
-
-void NearCopier::end_chunk(uint32_t number, PullStatus status, PullFault fault) {
-  Chunk& chunk = of(number);
-  if (chunk.has_ended) {
-    return;
-  }
-  chunk.has_ended = true;
-  if (status != PullStatus::DONE) {
-    board_.fail(plan_.chunks[number].target.slot);
-  }
-  PullOutcome outcome;
-  outcome.chunk = number;
-  outcome.status = status;
-  outcome.fault = fault;
-  outcome.bytes = chunk.bytes;
-  outcome.first_extent = chunk.first_extent;
-  outcome.elapsed = elapsed();
-  report_(outcome);
-}
-
-void NearCopier::end_all(PullStatus status, PullFault fault) {
-  copied_.clear();
-  for (uint32_t chunk = part_; chunk < plan_.chunks.size(); chunk += plan_.parts) {
-    end_chunk(chunk, status, fault);
+  if (!is_in_place(plan_.sources[copied.chunk])) {
+    landing_.end(copied.chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
+  } else if (!landing_.is_promised(copied.chunk, extent, copied.crc)) {
+    landing_.end(copied.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
+  } else {
+    landing_.land(copied.chunk, extent, &copied.crc, 1);
   }
 }
 

@@ -8,66 +8,46 @@
 //             └─ the deadline, the end of the job ──► FAILED, CANCELLED
 //
 // Nothing in the owner's memory is trusted: offsets and slots lie inside the mappings (the plan's precondition), the words of its index
-// are read through checked addresses, and bytes count only with the checksum that came over the control plane. Each chunk ends exactly
-// once; nothing is written to its slot afterwards.
+// are read through checked addresses, and bytes count only with the checksum that came over the control plane.
 // Threads: one.
 #pragma once
 
-#include <atomic>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/memory.h"
-#include "net/extent_receiver.h"
+#include "net/slot_landing.h"
 #include "shared_index/chunk_table.h"
-#include "shared_index/landing_board.h"
+#include "threads/job_line.h"
 
 namespace kvpool {
 
-// Where a chunk is at its owner, under which generation, and where it goes.
-struct NearChunk {
-  uint64_t source_offset;
-  SlotAddress source;
+// Where a chunk is at its owner, and under which generation.
+struct NearSource {
+  uint64_t offset;
+  SlotAddress slot;
   uint64_t generation;
-  PullRow target;
 };
 
-struct NearPlan {
+struct NearPlan : PullTarget {
   std::shared_ptr<const Mapping> source;  // the owner's arena
   std::shared_ptr<const IndexView> source_index;
-  std::vector<NearChunk> chunks;
-  std::vector<uint32_t> checks;  // CRC-32C of each chunk's extents, as the owner promised them
-  uint32_t extents = 0;
-  uint64_t extent_bytes = 0;
-  uint32_t parts = 1;
-  StreamClock::time_point deadline;
+  std::vector<NearSource> sources;  // by row
 };
 
 class NearCopier {
  public:
-  using Report = std::function<void(const PullOutcome&)>;
-
-  // Copies the chunks number `part`, `part` + `parts`, … of the plan. `has_ended`: the job is to end now. `report` is called once for
-  // each chunk; what it does not know of an outcome (job, waited) is left to it.
-  // REQUIRES: every source inside the owner's arena and index, every target inside arena and index, for as many extents.
-  NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board, const std::atomic<bool>& has_ended,
-             Report report);
+  // Copies the chunks of a part of the plan, until the job is to end. REQUIRES: every source inside the owner's arena and index, for
+  // as many extents, and a check for each; all three outlive the copier.
+  NearCopier(const NearPlan& plan, const LineJob& job, SlotLanding& landing);
 
   // Copies until all chunks have ended.
   void run();
-  // Ends those that have not ended.
-  void end_all(PullStatus status, PullFault fault);
 
  private:
   // Between two looks at the deadline; what is copied is verified while it is in the core's own cache.
   static constexpr uint64_t PIECE_BYTES = 256 << 10;
 
-  struct Chunk {
-    bool has_ended = false;
-    uint64_t bytes = 0;
-    std::chrono::microseconds first_extent{0};
-  };
   struct Copied {
     uint32_t chunk;
     uint32_t crc;
@@ -78,22 +58,15 @@ class NearCopier {
   [[nodiscard]] bool must_end();
   void verify(uint32_t extent);
   void land(const Copied& copied, uint32_t extent);
-  void end_chunk(uint32_t chunk, PullStatus status, PullFault fault);
-  [[nodiscard]] bool is_in_place(const NearChunk& chunk) const noexcept {
-    return plan_.source_index->generation_at(chunk.source) == chunk.generation;
+  [[nodiscard]] bool is_in_place(const NearSource& chunk) const noexcept {
+    return plan_.source_index->generation_at(chunk.slot) == chunk.generation;
   }
-  [[nodiscard]] Chunk& of(uint32_t chunk) { return chunks_[chunk / plan_.parts]; }
-  [[nodiscard]] std::chrono::microseconds elapsed() const;
 
   const NearPlan& plan_;
-  const uint32_t part_;
-  const Mapping& arena_;
-  LandingBoard& board_;
-  const std::atomic<bool>& has_ended_;
-  const Report report_;
-  const StreamClock::time_point begun_;
-  std::vector<Chunk> chunks_;   // of this part
-  std::vector<Copied> copied_;  // of the extent under way, not verified yet
+  const LineJob& job_;
+  SlotLanding& landing_;
+  std::vector<uint32_t> chunks_;  // of this part
+  std::vector<Copied> copied_;    // of the extent under way, not verified yet
   uint64_t copied_bytes_ = 0;
 };
 

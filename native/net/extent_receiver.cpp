@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
 #include "checksum/crc32c.h"
 #include "copy/copy_tuning.h"
 
@@ -27,46 +26,22 @@ PullFault fault_word_of(StreamFault fault, bool has_heard) noexcept {
   return PullFault::BROKEN;
 }
 
-size_t chunks_of(const PullPlan& plan, uint32_t connection) noexcept {
-  return (plan.rows.size() + plan.connections - 1 - connection) / plan.connections;
-}
-
 }  // namespace
 
-const char* pull_fault_word(PullFault fault) noexcept {
-  static constexpr const char* WORDS[] = {"",       "unreachable", "refused",  "closed", "broken",   "stalled",
-                                          "late",   "format",      "checksum", "gone",   "untrusted", "cancelled"};
-  return WORDS[static_cast<size_t>(fault)];
-}
-
-ExtentReceiver::ExtentReceiver(const PullPlan& plan, uint32_t connection, const Mapping& arena, LandingBoard& board,
-                               Report report)
+ExtentReceiver::ExtentReceiver(const PullPlan& plan, uint32_t connection, SlotLanding& landing)
     : plan_(plan),
       connection_(connection),
-      arena_(arena),
-      board_(board),
-      report_(std::move(report)),
+      landing_(landing),
       times_{plan.deadline, plan.stall},
-      begun_(StreamClock::now()),
-      chunks_(chunks_of(plan, connection)),
-      left_(chunks_.size()),
-      buffer_(is_direct() ? sizeof(StreamMark) : BUFFER_BYTES) {
-  KVPOOL_CHECK(plan_.checks.empty() || plan_.checks.size() == plan_.rows.size() * plan_.extents);
-  for (const PullRow& row : plan_.rows) {
-    KVPOOL_CHECK(arena_.contains(row.arena_offset, plan_.extents * plan_.extent_bytes));
-  }
-}
-
-std::chrono::microseconds ExtentReceiver::elapsed() const {
-  return std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - begun_);
-}
+      chunks_(plan.rows.size() / plan.parts + 1),
+      buffer_(is_direct() ? sizeof(StreamMark) : BUFFER_BYTES) {}
 
 void ExtentReceiver::run(ByteStream& stream) {
   stream_ = &stream;
-  StreamHello hello = make_hello(plan_.ticket, connection_, plan_.connections);
+  StreamHello hello = make_hello(plan_.ticket, connection_, plan_.parts);
   iovec part{&hello, sizeof(hello)};
   StreamFault fault = stream.send_all({&part, 1}, times_);
-  while (fault == StreamFault::NONE && left_ > 0) {
+  while (fault == StreamFault::NONE && landing_.left() > 0) {
     uint8_t bytes[sizeof(StreamMark)];
     fault = receive_mark(bytes);
     if (fault != StreamFault::NONE) {
@@ -78,7 +53,7 @@ void ExtentReceiver::run(ByteStream& stream) {
       land_all();
     }
     if (!is_good) {
-      end_all(PullStatus::BAD_SOURCE, PullFault::FORMAT);
+      landing_.end_all(PullStatus::BAD_SOURCE, PullFault::FORMAT);
       return;
     }
     has_heard_ = true;
@@ -86,14 +61,14 @@ void ExtentReceiver::run(ByteStream& stream) {
       fault = receive_extent(*mark);
     } else if (mark->kind == MarkKind::GONE) {
       of(mark->chunk).is_gone = true;
-      end_chunk(mark->chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
+      landing_.end(mark->chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
     }
     if (buffered_from_ == buffered_to_) {
       land_all();
     }
   }
   land_all();
-  end_by(fault);
+  landing_.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, fault_word_of(fault, has_heard_));
 }
 
 // Whether the other side may send this now. Everything behind it is trusted only as far as this reaches.
@@ -101,7 +76,7 @@ bool ExtentReceiver::is_next(const StreamMark& mark) const noexcept {
   if (mark.kind == MarkKind::WAITING) {
     return true;
   }
-  if (mark.chunk >= plan_.rows.size() || mark.chunk % plan_.connections != connection_) {
+  if (!landing_.has(mark.chunk)) {
     return false;
   }
   const Chunk& chunk = of(mark.chunk);
@@ -179,25 +154,23 @@ StreamFault ExtentReceiver::receive_buffered(uint8_t* extent, bool is_thrown_awa
 
 // Of a chunk that has ended nothing more is stored.
 StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
-  Chunk& chunk = of(mark.chunk);
-  const bool is_thrown_away = chunk.has_ended;
-  uint8_t* const extent = arena_.data() + plan_.rows[mark.chunk].arena_offset + mark.extent * plan_.extent_bytes;
+  const bool is_thrown_away = landing_.has_ended(mark.chunk);
+  uint8_t* const extent = landing_.bytes_of(mark.chunk, mark.extent);
   uint32_t crc = 0;
   const StreamFault fault =
       is_direct() ? receive_direct(extent, is_thrown_away, crc) : receive_buffered(extent, is_thrown_away, crc);
   if (fault != StreamFault::NONE) {
     return fault;
   }
-  ++chunk.next_extent;
+  ++of(mark.chunk).next_extent;
   if (is_thrown_away) {
     return StreamFault::NONE;
   }
-  chunk.bytes += plan_.extent_bytes;
-  if (!is_promised(mark, crc)) {
+  if (crc != mark.crc || !landing_.is_promised(mark.chunk, mark.extent, crc)) {
     land_all();
-    end_chunk(mark.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
+    landing_.end(mark.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
   } else if (is_direct()) {
-    land({mark.chunk, mark.extent, 1}, &crc);
+    landing_.land(mark.chunk, mark.extent, &crc, 1);
   } else {
     if (verified_.empty() || verified_.back().chunk != mark.chunk) {
       verified_.push_back({mark.chunk, mark.extent, 0});
@@ -208,10 +181,6 @@ StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
   return StreamFault::NONE;
 }
 
-bool ExtentReceiver::is_promised(const StreamMark& mark, uint32_t crc) const noexcept {
-  return crc == mark.crc && (plan_.checks.empty() || plan_.checks[uint64_t{mark.chunk} * plan_.extents + mark.extent] == crc);
-}
-
 void ExtentReceiver::land_all() {
   if (verified_.empty()) {
     return;
@@ -219,52 +188,11 @@ void ExtentReceiver::land_all() {
   copy_fence();
   const uint32_t* crcs = verified_crcs_.data();
   for (const Verified& extents : verified_) {
-    land(extents, crcs);
+    landing_.land(extents.chunk, extents.first, crcs, extents.count);
     crcs += extents.count;
   }
   verified_.clear();
   verified_crcs_.clear();
-}
-
-void ExtentReceiver::land(const Verified& extents, const uint32_t* crcs) {
-  board_.land(plan_.rows[extents.chunk].slot, extents.first, crcs, extents.count);
-  if (extents.first == 0) {
-    of(extents.chunk).first_extent = elapsed();
-  }
-  if (extents.first + extents.count == plan_.extents) {
-    end_chunk(extents.chunk, PullStatus::DONE, PullFault::NONE);
-  }
-}
-
-void ExtentReceiver::end_chunk(uint32_t index, PullStatus status, PullFault fault) {
-  Chunk& chunk = of(index);
-  if (chunk.has_ended) {
-    return;
-  }
-  chunk.has_ended = true;
-  --left_;
-  PullOutcome outcome;
-  outcome.is_unmarked = status == PullStatus::FAILED && chunk.next_extent == 0;
-  if (status != PullStatus::DONE && !outcome.is_unmarked) {
-    board_.fail(plan_.rows[index].slot);
-  }
-  outcome.chunk = index;
-  outcome.status = status;
-  outcome.fault = fault;
-  outcome.bytes = chunk.bytes;
-  outcome.first_extent = chunk.first_extent;
-  outcome.elapsed = elapsed();
-  report_(outcome);
-}
-
-void ExtentReceiver::end_by(StreamFault fault) {
-  end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, fault_word_of(fault, has_heard_));
-}
-
-void ExtentReceiver::end_all(PullStatus status, PullFault fault) {
-  for (uint32_t chunk = connection_; chunk < plan_.rows.size(); chunk += plan_.connections) {
-    end_chunk(chunk, status, fault);
-  }
 }
 
 }  // namespace kvpool

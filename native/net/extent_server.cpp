@@ -19,7 +19,7 @@ ExtentServer::ExtentServer(std::shared_ptr<const Mapping> arena, std::shared_ptr
       tls_(make_acceptor()),
       event_fd_(new_event_fd()),
       watch_fd_(new_event_fd()),
-      line_(options.threads) {
+      shares_(options.threads) {
   KVPOOL_CHECK(options_.threads > 0 && options_.offers_max > 0);
   KVPOOL_CHECK(options_.strangers_max > 0 && options_.connections_max > 0);
   try {
@@ -131,12 +131,12 @@ void ExtentServer::admit(HelloDesk::Presented& presented) {
     ++stats_.strangers.bad_ticket;
   } else if (hello.connections != offer->plan->connections || offer->is_claimed[hello.connection]) {
     ++stats_.strangers.repeated;
-  } else if (line_.waiting() + stats_.running >= options_.connections_max) {
+  } else if (waiting_.size() + stats_.running >= options_.connections_max) {
     ++stats_.strangers.crowded;
   } else {
     offer->is_claimed[hello.connection] = true;
     ++stats_.connections;
-    line_.add(offer->plan->peer, {offer, hello.connection, stream});
+    waiting_.push_back({offer, hello.connection, stream});
     wake_.notify_one();
   }
 }
@@ -144,12 +144,14 @@ void ExtentServer::admit(HelloDesk::Presented& presented) {
 void ExtentServer::send_tasks() {
   std::unique_lock guard(lock_);
   while (!is_stopped_) {
-    auto next = line_.next();
-    if (!next) {
+    const auto next =
+        std::find_if(waiting_.begin(), waiting_.end(), [this](const Task& one) { return shares_.begin(one.offer->plan->peer); });
+    if (next == waiting_.end()) {
       wake_.wait(guard);
       continue;
     }
-    const Task task = std::move(next->second);
+    const Task task = std::move(*next);
+    waiting_.erase(next);
     ++stats_.running;
     ++task.offer->running;
     task.offer->streams.push_back(task.stream);
@@ -159,7 +161,7 @@ void ExtentServer::send_tasks() {
     guard.lock();
     finish(task, sender, fault);
     --stats_.running;
-    line_.end(next->first);
+    shares_.end(task.offer->plan->peer);
     wake_.notify_all();
   }
 }
@@ -192,7 +194,7 @@ void ExtentServer::end_offer(const std::shared_ptr<Offer>& offer, OfferEnd end) 
   for (const auto& stream : offer->streams) {
     stream->end();
   }
-  static_cast<void>(line_.take([&](const Task& task) { return task.offer == offer; }));
+  std::erase_if(waiting_, [&](const Task& task) { return task.offer == offer; });
   settle(offer);
 }
 
@@ -232,7 +234,7 @@ StreamClock::time_point ExtentServer::next_deadline() const {
   return first;
 }
 
-std::vector<OfferOutcome> ExtentServer::completed(size_t limit) {
+std::vector<OfferOutcome> ExtentServer::take_outcomes(size_t limit) {
   const std::lock_guard guard(lock_);
   return take_front(outcomes_, limit, event_fd_);
 }
@@ -260,7 +262,7 @@ ExtentServerStats ExtentServer::stats() const {
   const std::lock_guard guard(lock_);
   ExtentServerStats stats = stats_;
   stats.offers = offers_.size();
-  stats.waiting = line_.waiting();
+  stats.waiting = waiting_.size();
   return stats;
 }
 

@@ -16,6 +16,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,7 +26,7 @@
 #include "threads/thread_group.h"
 #include "net/extent_sender.h"
 #include "net/hello_desk.h"
-#include "net/peer_line.h"
+#include "net/peer_shares.h"
 #include "net/tls_stream.h"
 
 namespace kvpool {
@@ -89,7 +90,7 @@ class ExtentServer {
   bool withdraw(const StreamTicket& ticket);
 
   // What has ended since the last call, the first `limit` of it. The descriptor is readable while there is something.
-  [[nodiscard]] std::vector<OfferOutcome> completed(size_t limit = SIZE_MAX);
+  [[nodiscard]] std::vector<OfferOutcome> take_outcomes(size_t limit = SIZE_MAX);
   [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
 
   // Ends everything. False where a thread has not ended within the time; another call goes on waiting.
@@ -149,7 +150,8 @@ class ExtentServer {
 
   mutable std::mutex lock_;
   std::condition_variable wake_;
-  PeerLine<uint64_t, Task> line_;                      // guarded by lock_
+  std::deque<Task> waiting_;                           // for a thread; guarded by lock_
+  PeerShares<uint64_t> shares_;                        // guarded by lock_
   std::map<uint64_t, std::shared_ptr<Offer>> offers_;  // guarded by lock_
   std::map<uint64_t, PeerUse> peers_;                  // guarded by lock_
   StreamClock::time_point watched_until_;              // guarded by lock_; when `watch` looks anew by itself

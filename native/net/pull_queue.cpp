@@ -1,12 +1,9 @@
 #include "net/pull_queue.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "threads/event_descriptor.h"
 
 namespace kvpool {
 namespace {
@@ -39,150 +36,87 @@ PullFault handshake_fault_of(StreamFault fault) noexcept {
 
 }  // namespace
 
-PullQueue::PullQueue(std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board, unsigned threads,
-                     size_t jobs_max)
-    : arena_(std::move(arena)), board_(std::move(board)), jobs_max_(jobs_max), event_fd_(new_event_fd()), line_(threads) {
-  KVPOOL_CHECK(threads > 0);
-  try {
-    for (unsigned number = 0; number < threads; ++number) {
-      threads_.add([this] { pull_tasks(); });
-    }
-    threads_.add([this] { expire_tasks(); });
-  } catch (...) {
-    stop(ThreadGroup::FOR_GOOD);
-    close(event_fd_);
-    throw;
+void PullJob::end() noexcept {
+  LineJob::end();
+  for (const auto& stream : streams) {
+    stream->end();
   }
 }
 
-PullQueue::~PullQueue() {
-  stop(ThreadGroup::FOR_GOOD);
-  close(event_fd_);
+PullQueue::PullQueue(std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board, unsigned threads,
+                     size_t jobs_max)
+    : PullLine("kvpool-pull", jobs_max, std::move(arena), std::move(board)), shares_(threads) {
+  KVPOOL_CHECK(threads > 0);
+  start(threads, [this](unsigned) { pull_tasks(); });
+  start(1, [this](unsigned) { end_late_ones(); });
 }
 
 uint64_t PullQueue::pull(PullPlan plan) {
-  KVPOOL_CHECK(plan.connections > 0 && plan.connections <= STREAM_CONNECTIONS_MAX);
-  KVPOOL_CHECK(plan.connections <= plan.rows.size());
-  KVPOOL_CHECK(plan.extents > 0 && plan.extent_bytes > 0);
-  uint64_t id = 0;
-  {
-    const std::lock_guard guard(lock_);
-    if (is_stopped_ || jobs_.size() >= jobs_max_) {
-      return 0;
-    }
-    id = ++last_job_;
-    const uint32_t connections = plan.connections;
-    const size_t chunks = plan.rows.size();
-    const auto job = std::make_shared<Job>(Job{id, std::move(plan), StreamClock::now(), connections, chunks});
-    jobs_.emplace(id, job);
-    for (uint32_t connection = 0; connection < connections; ++connection) {
-      line_.add(job->plan.peer(), {job, connection});
-    }
-  }
-  wake_.notify_all();
-  wake_expiry_.notify_all();
-  return id;
-}
-
-bool PullQueue::cancel(uint64_t id) {
-  std::vector<Task> waiting;
-  {
-    const std::lock_guard guard(lock_);
-    const auto found = jobs_.find(id);
-    if (found == jobs_.end() || found->second->chunks_left == 0) {
-      return false;
-    }
-    found->second->is_cancelled = true;
-    for (const auto& stream : found->second->streams) {
-      stream->end();
-    }
-    waiting = line_.take([id](const Task& task) { return task.job->id == id; });
-  }
-  end_tasks(waiting, PullStatus::CANCELLED, PullFault::CANCELLED);
-  return true;
+  KVPOOL_CHECK(plan.parts <= STREAM_CONNECTIONS_MAX);
+  plan.may_come_again = true;
+  return add(std::make_shared<PullJob>(std::move(plan)));
 }
 
 void PullQueue::pull_tasks() {
-  std::unique_lock guard(lock_);
-  while (!is_stopped_) {
-    const auto next = line_.next();
-    if (!next) {
-      wake_.wait(guard);
-      continue;
-    }
-    ++stats_.running;
-    guard.unlock();
-    run(next->second);
-    guard.lock();
-    --stats_.running;
-    line_.end(next->first);
-    wake_.notify_all();
+  const auto begins = [this](const PullJob& job) {
+    const bool has_thread = shares_.begin(job.peer);
+    running_ += has_thread ? 1U : 0U;
+    return has_thread;
+  };
+  while (const auto task = next(begins)) {
+    SlotLanding landing = landing_of(*task);
+    receive(*task, landing);
+    change([&] {
+      --running_;
+      shares_.end(task->job->peer);
+    });
   }
 }
 
 // Ends what waits for a thread beyond its deadline.
-void PullQueue::expire_tasks() {
-  std::unique_lock guard(lock_);
-  while (!is_stopped_) {
+void PullQueue::end_late_ones() {
+  Guard guard = lock();
+  while (!is_stopped()) {
     auto first = StreamClock::time_point::max();
-    line_.each([&](const Task& task) { first = std::min(first, task.job->plan.deadline); });
-    if (first == StreamClock::time_point::max()) {
-      wake_expiry_.wait(guard);
-      continue;
-    }
+    each_waiting([&](const Rest& rest) { first = std::min(first, rest.job->plan.deadline); });
     const auto now = StreamClock::now();
     if (first > now) {
-      wake_expiry_.wait_until(guard, first);
+      wait(guard, first);
       continue;
     }
-    const auto late = line_.take([now](const Task& task) { return task.job->plan.deadline <= now; });
+    const auto late = take([now](const PullJob& job) { return job.plan.deadline <= now; });
     guard.unlock();
-    end_tasks(late, PullStatus::FAILED, PullFault::LATE);
+    for (const Rest& rest : late) {
+      end_rest(rest, PullStatus::FAILED, PullFault::LATE);
+    }
     guard.lock();
   }
 }
 
-ExtentReceiver PullQueue::make_receiver(const Task& task) {
-  const auto waited = std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - task.job->begun);
-  return {task.job->plan, task.connection, *arena_, *board_,
-          [this, waited, job = task.job](const PullOutcome& outcome) { report(*job, outcome, waited); }};
-}
-
-void PullQueue::end_tasks(const std::vector<Task>& tasks, PullStatus status, PullFault fault) {
-  for (const Task& task : tasks) {
-    make_receiver(task).end_all(status, fault);
-    end_connection(*task.job);
-  }
-}
-
-void PullQueue::run(const Task& task) {
-  ExtentReceiver receiver = make_receiver(task);
-  receive(task, receiver);
-  end_connection(*task.job);
-}
-
-void PullQueue::receive(const Task& task, ExtentReceiver& receiver) {
-  const PullPlan& plan = task.job->plan;
+void PullQueue::receive(const Task& task, SlotLanding& landing) {
+  PullJob& job = *task.job;
   int error = 0;
-  const auto stream = TcpStream::open(plan.address, error);
+  const auto stream = TcpStream::open(job.plan.address, error);
   if (stream == nullptr) {
-    receiver.end_all(PullStatus::FAILED, PullFault::UNREACHABLE);
+    landing.end_all(PullStatus::FAILED, PullFault::UNREACHABLE);
     return;
   }
-  if (!begin_stream(*task.job, stream)) {
-    receiver.end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
+  if (!begin_stream(job, stream)) {
+    landing.end_all(PullStatus::CANCELLED, PullFault::CANCELLED);
     return;
   }
-  receive_from(plan, stream, receiver);
-  const std::lock_guard guard(lock_);
-  std::erase(task.job->streams, stream);
+  receive_from(task, stream, landing);
+  const Guard guard = lock();
+  std::erase(job.streams, stream);
 }
 
 // `end` of the TCP stream, which the job has, reaches an encrypted one as well.
-void PullQueue::receive_from(const PullPlan& plan, const std::shared_ptr<TcpStream>& tcp, ExtentReceiver& receiver) {
+void PullQueue::receive_from(const Task& task, const std::shared_ptr<TcpStream>& tcp, SlotLanding& landing) {
+  const PullPlan& plan = task.job->plan;
+  ExtentReceiver receiver(plan, task.part, landing);
   const StreamTimes times{plan.deadline, plan.stall};
   const auto end = [&](StreamFault fault, PullFault reason) {
-    receiver.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, reason);
+    landing.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, reason);
   };
   StreamFault fault = tcp->connect(plan.address, plan.port, times);
   if (fault != StreamFault::NONE) {
@@ -208,62 +142,19 @@ void PullQueue::receive_from(const PullPlan& plan, const std::shared_ptr<TcpStre
 }
 
 // False where the job is to end: nobody would end a stream that is begun now.
-bool PullQueue::begin_stream(Job& job, const std::shared_ptr<TcpStream>& stream) {
-  const std::lock_guard guard(lock_);
-  if (job.is_cancelled || is_stopped_) {
-    return false;
+bool PullQueue::begin_stream(PullJob& job, const std::shared_ptr<TcpStream>& stream) {
+  const Guard guard = lock();
+  if (!job.has_ended()) {
+    job.streams.push_back(stream);
   }
-  job.streams.push_back(stream);
-  return true;
-}
-
-void PullQueue::end_connection(Job& job) {
-  const std::lock_guard guard(lock_);
-  if (--job.connections_left == 0) {
-    jobs_.erase(job.id);
-  }
-}
-
-void PullQueue::report(Job& job, PullOutcome outcome, std::chrono::microseconds waited) {
-  outcome.job = job.id;
-  outcome.waited = waited;
-  {
-    const std::lock_guard guard(lock_);
-    stats_.received_bytes += outcome.bytes;
-    (outcome.status == PullStatus::DONE ? stats_.pulled_chunks : stats_.failed_chunks) += 1;
-    outcomes_.push_back(outcome);
-    --job.chunks_left;
-  }
-  notify(event_fd_);
-}
-
-std::vector<PullOutcome> PullQueue::take_outcomes(size_t limit) {
-  const std::lock_guard guard(lock_);
-  return take_front(outcomes_, limit, event_fd_);
-}
-
-bool PullQueue::stop(std::chrono::milliseconds timeout) {
-  std::vector<Task> waiting;
-  {
-    const std::lock_guard guard(lock_);
-    is_stopped_ = true;
-    waiting = line_.take([](const Task&) { return true; });
-    for (const auto& [id, job] : jobs_) {
-      for (const auto& stream : job->streams) {
-        stream->end();
-      }
-    }
-  }
-  wake_.notify_all();
-  wake_expiry_.notify_all();
-  end_tasks(waiting, PullStatus::CANCELLED, PullFault::CANCELLED);
-  return threads_.join(timeout);
+  return !job.has_ended();
 }
 
 PullQueueStats PullQueue::stats() const {
-  const std::lock_guard guard(lock_);
-  PullQueueStats stats = stats_;
-  stats.waiting = line_.waiting();
+  const Guard guard = lock();
+  PullQueueStats stats{0, running_, landed_bytes_.load(std::memory_order_relaxed),
+                       pulled_chunks_.load(std::memory_order_relaxed), failed_chunks_.load(std::memory_order_relaxed)};
+  each_waiting([&](const Rest& rest) { stats.waiting += rest.parts - rest.next; });
   return stats;
 }
 

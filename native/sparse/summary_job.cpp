@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/wait.h"
 #include "checksum/crc32c.h"
 #include "copy/copy_checks.h"
 #include "sparse/block_summary.h"
@@ -52,39 +51,31 @@ const char* summary_fault(const SummaryPlan& plan) noexcept {
 }
 
 SummaryJob::SummaryJob(SummaryPlan plan)
-    : plan_(std::move(plan)),
-      pieces_(plan_.offsets.size() * plan_.layers),
+    : PieceJob(plan.offsets.size() * plan.layers),
+      plan_(std::move(plan)),
       built_layers_(plan_.offsets.size()),
       checksums_(plan_.offsets.size() * plan_.extents) {
   KVPOOL_CHECK(summary_fault(plan_) == nullptr);
 }
 
-uint64_t SummaryJob::run_piece() {
-  uint64_t piece = 0;
-  {
-    const std::lock_guard guard(lock_);
-    if (cancelled_ || next_ == pieces_) {
-      return 0;
-    }
-    piece = next_++;
-    ++running_;
+bool SummaryJob::claim(Piece& piece) {
+  if (!has_next()) {
+    return false;
   }
-  const uint64_t chunk = piece / plan_.layers;
-  build_layer(chunk, static_cast<uint32_t>(piece % plan_.layers));
+  piece = {static_cast<uint32_t>(next_ % plan_.layers), 1, next_ / plan_.layers, 1};
+  ++next_;
+  return true;
+}
+
+uint64_t SummaryJob::copy(const Piece& piece) {
+  build_layer(piece.first, piece.extent);
   bool is_last = false;
   {
     const std::lock_guard guard(lock_);
-    is_last = ++built_layers_[chunk] == plan_.layers;
+    is_last = ++built_layers_[piece.first] == plan_.layers;
   }
   if (is_last) {
-    finish_chunk(chunk);
-  }
-  const std::lock_guard guard(lock_);
-  KVPOOL_CHECK(running_ > 0);
-  --running_;
-  ++settled_;
-  if (is_at_rest() || (cancelled_ && running_ == 0)) {
-    changed_.notify_all();
+    finish_chunk(piece.first);
   }
   return plan_.layer_bytes;
 }
@@ -119,36 +110,6 @@ void SummaryJob::finish_chunk(uint64_t chunk) noexcept {
   for (uint32_t extent = 0; extent < plan_.extents; ++extent) {
     checksums_[chunk * plan_.extents + extent] = crc32c(0, extents + extent * plan_.layer_bytes, plan_.layer_bytes);
   }
-}
-
-bool SummaryJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return !cancelled_ && next_ < pieces_;
-}
-
-void SummaryJob::cancel() {
-  if (is_inherited()) {
-    return;
-  }
-  std::unique_lock guard(lock_);
-  cancelled_ = true;
-  changed_.notify_all();
-  changed_.wait(guard, [this] { return running_ == 0; });
-}
-
-bool SummaryJob::wait(double timeout_s) const {
-  std::unique_lock guard(lock_);
-  return wait_for(changed_, guard, timeout_s, [this] { return is_at_rest(); });
-}
-
-bool SummaryJob::is_cancelled() const {
-  const std::lock_guard guard(lock_);
-  return cancelled_;
-}
-
-uint64_t SummaryJob::progress() const {
-  const std::lock_guard guard(lock_);
-  return settled_;
 }
 
 std::vector<uint32_t> SummaryJob::checksums() const {

@@ -1,21 +1,16 @@
 // One job of a copy pool that builds the summaries of saved chunks, behind their layers or in memory of the caller's.
 //
-//   RUNNING --all pieces done--> DONE
-//      \----cancel, last running piece done--> ENDED
-//
 // A piece is one layer of one chunk. Whoever ends the last layer of a chunk zeroes what its summary extents have left and computes
 // their checksums. Goes with the saves, behind all loads.
-// Threads: any. All mutable state is guarded by `lock_`, which is not held while summaries are built.
+// Threads: any; see PieceJob.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/memory.h"
-#include "copy/copy_pool.h"
+#include "copy/piece_job.h"
 #include "sparse/summary_format.h"
 
 namespace kvpool {
@@ -46,22 +41,13 @@ struct SummaryPlan {
 // What is wrong with a plan, or nullptr.
 [[nodiscard]] const char* summary_fault(const SummaryPlan& plan) noexcept;
 
-class SummaryJob final : public CopyJob {
+class SummaryJob final : public PieceJob {
  public:
   // REQUIRES: summary_fault(plan) is nullptr.
   explicit SummaryJob(SummaryPlan plan);
 
-  uint64_t run_piece() override;
-  [[nodiscard]] bool has_pieces() const override;
-  // When it returns nothing is written any more.
-  void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return false; }
 
-  // Whether all was built, or the job cancelled, within the time.
-  [[nodiscard]] bool wait(double timeout_s) const;
-  [[nodiscard]] bool is_cancelled() const;
-  // Layers of chunks that are done.
-  [[nodiscard]] uint64_t progress() const;
   // CRC-32C by [chunk][extent]; empty unless all was built.
   [[nodiscard]] std::vector<uint32_t> checksums() const;
 
@@ -69,19 +55,15 @@ class SummaryJob final : public CopyJob {
   [[nodiscard]] uint8_t* extents_of(uint64_t chunk) const noexcept;
   void build_layer(uint64_t chunk, uint32_t layer) const noexcept;
   void finish_chunk(uint64_t chunk) noexcept;
-  [[nodiscard]] bool is_whole() const { return settled_ == pieces_; }
-  [[nodiscard]] bool is_at_rest() const { return running_ == 0 && (cancelled_ || is_whole()); }
+  bool claim(Piece& piece) override;
+  uint64_t copy(const Piece& piece) override;
+  bool settle(const Piece&) override { return false; }
+  [[nodiscard]] bool has_next() const override { return next_ < wanted_; }
 
   const SummaryPlan plan_;
-  const uint64_t pieces_;
 
-  mutable std::mutex lock_;
-  mutable std::condition_variable changed_;
-  uint64_t next_ = 0;
-  uint64_t running_ = 0;
-  uint64_t settled_ = 0;
-  std::vector<uint32_t> built_layers_;  // by chunk
-  bool cancelled_ = false;
+  uint64_t next_ = 0;                   // guarded by lock_
+  std::vector<uint32_t> built_layers_;  // by chunk; guarded by lock_
   std::vector<uint32_t> checksums_;  // written by the threads, each its own words
 };
 

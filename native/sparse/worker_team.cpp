@@ -1,9 +1,5 @@
 #include "sparse/worker_team.h"
 
-#include <pthread.h>
-
-#include <utility>
-
 #include "base/check.h"
 
 #if defined(__x86_64__)
@@ -37,12 +33,11 @@ void wait_while(const std::atomic<uint32_t>& word, uint32_t old) noexcept {
 
 }  // namespace
 
-WorkerTeam::WorkerTeam(unsigned threads) {
+WorkerTeam::WorkerTeam(unsigned threads) : team_(threads) {
   KVPOOL_CHECK(threads > 0);
   try {
     for (unsigned i = 1; i < threads; ++i) {
-      threads_.emplace_back([this] { serve(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvpool-sparse");
+      threads_.add([this] { serve(); });
     }
   } catch (...) {
     stop();
@@ -52,22 +47,15 @@ WorkerTeam::WorkerTeam(unsigned threads) {
 
 WorkerTeam::~WorkerTeam() { stop(); }
 
-void WorkerTeam::stop() noexcept {
-  if (process_life() != life_) {
-    // The threads stayed in the parent, so their handles name nothing and are left alone.
-    static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
-    return;
-  }
+void WorkerTeam::stop() {
   stops_.store(true, std::memory_order_relaxed);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
-  for (std::thread& thread : threads_) {
-    thread.join();
-  }
+  static_cast<void>(threads_.join(ThreadGroup::FOR_GOOD));
 }
 
 void WorkerTeam::run_parts(uint32_t parts, Function function, const void* closure) {
-  if (threads_.empty() || parts < 2 || process_life() != life_) {
+  if (team_ == 1 || parts < 2 || threads_.is_inherited()) {
     for (uint32_t part = 0; part < parts; ++part) {
       function(closure, part);
     }

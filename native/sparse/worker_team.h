@@ -13,10 +13,8 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <thread>
-#include <vector>
 
-#include "base/process_life.h"
+#include "threads/thread_group.h"
 
 namespace kvpool {
 
@@ -28,7 +26,7 @@ class WorkerTeam {
   WorkerTeam(const WorkerTeam&) = delete;
   WorkerTeam& operator=(const WorkerTeam&) = delete;
 
-  [[nodiscard]] unsigned threads() const noexcept { return static_cast<unsigned>(threads_.size()) + 1; }
+  [[nodiscard]] unsigned threads() const noexcept { return team_; }
 
   // Calls work(part) for part in 0..parts-1. REQUIRES: `work` does not throw, and does not call `run`.
   template <typename Work>
@@ -44,11 +42,10 @@ class WorkerTeam {
   void work_on() noexcept;
   void serve() noexcept;
   void join_round() noexcept;
-  void stop() noexcept;
+  void stop();
 
-  const uint32_t life_ = process_life();
+  const unsigned team_;  // with the caller
   std::mutex run_lock_;
-  std::vector<std::thread> threads_;
   // The round under way: written while nobody is inside, read by those who are.
   Function function_ = nullptr;
   const void* closure_ = nullptr;
@@ -57,6 +54,7 @@ class WorkerTeam {
   alignas(64) std::atomic<uint32_t> inside_ = 0;  // threads that work on the round; OPEN while more may come
   alignas(64) std::atomic<uint32_t> round_ = 0;   // what idle threads watch
   std::atomic<bool> stops_ = false;
+  ThreadGroup threads_{"kvpool-sparse"};
 };
 
 }  // namespace kvpool

@@ -1,35 +1,33 @@
 // The threads of the SSD tier and the queue before them.
 //
-// Guarantees:
+// Guarantees, beside those of a JobLine:
 // 1. Demand reads go before promotions, both before write-back, all before checks; among equals the oldest goes first, a
 //    piece at a time.
 // 2. Write-back and checks never take more than half of the threads: a demand read waits for at most one piece.
-// 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
-//    A sample of what was written is read back first; a difference has all of it read back from then on (ssd_read_backs.h).
-// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns true.
+// 3. A sample of what was written is read back before it is reported; a difference has all of it read back from then on
+//    (ssd_read_backs.h).
+// 4. `stop` lets running pieces finish: no I/O is under way when it returns true.
 //
 // Each thread has bounce memory and an SsdIo of its own: a ring where one is wanted and can be made, for as long as its bytes
 // are right. Between two pieces of a chunk, a writing thread first does any job that is more urgent.
 //
 // The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and each further one
 // only makes urgent reads wait longer.
-// Threads: any. Lock order: the queue's lock, then a job's; neither is held during I/O.
+// Threads: any. Lock order: the line's lock, then a job's; neither is held during I/O.
 #pragma once
 
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <vector>
 
-#include "threads/thread_group.h"
 #include "ssd/ssd_job.h"
 #include "ssd/ssd_read_backs.h"
 #include "ssd/ssd_stamped_io.h"
 #include "ssd/ssd_verify_job.h"
+#include "threads/job_line.h"
 
 namespace kvpool {
 
@@ -54,27 +52,18 @@ struct SsdQueueIo {
   SsdFault fault;              // the latest; none: error 0
 };
 
-class SsdQueue {
+class SsdQueue final : public JobLine<SsdJob, SsdOutcome> {
  public:
   // Returns when every thread has its SsdIo. REQUIRES: threads > 0. Throws std::system_error where there are no
   // threads or descriptors to be had.
   SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board,
            unsigned threads, size_t jobs_max, bool wants_rings);
-  ~SsdQueue();
-  SsdQueue(const SsdQueue&) = delete;
-  SsdQueue& operator=(const SsdQueue&) = delete;
+  ~SsdQueue() { stop(ThreadGroup::FOR_GOOD); }
 
   // A job's number; 0 where its queue is full or stopped. REQUIRES: what the jobs require.
   [[nodiscard]] uint64_t read(std::vector<SsdRead> chunks, SsdUrgency urgency);
   [[nodiscard]] uint64_t write(std::vector<SsdWrite> chunks);
   [[nodiscard]] uint64_t verify(std::vector<SsdVerify> chunks);
-
-  // What has ended since the last call, the first `limit` of it. The descriptor is readable while there is something.
-  [[nodiscard]] std::vector<SsdOutcome> take_outcomes(size_t limit = SIZE_MAX);
-  [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
-
-  // False where a piece under way has not ended within the time; another call goes on waiting. The destructor waits for good.
-  bool stop(std::chrono::milliseconds timeout);
 
   // Age of the oldest transfer under way; 0: none is. An unresponsive disk is recognised by this alone.
   [[nodiscard]] std::chrono::nanoseconds longest_transfer() const;
@@ -84,45 +73,32 @@ class SsdQueue {
   [[nodiscard]] const Mapping& arena() const noexcept { return *arena_; }
 
  private:
-  [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
-  // A thread's work: the job of its next piece, and the one that it has begun a chunk of.
-  struct Task {
-    std::shared_ptr<SsdJob> job;
-    SsdUrgency urgency;
-  };
-  using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point NEVER = Clock::time_point::max();
-  void cancel_waiting();
-  [[nodiscard]] bool next(size_t thread, Task& task, const std::shared_ptr<SsdJob>& unfinished);
-  [[nodiscard]] bool has_work() const noexcept;
+
+  [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency, size_t chunks);
+  void drop(const Rest& rest) override;
+  [[nodiscard]] std::optional<Task> next(const std::optional<Task>& unfinished);
   [[nodiscard]] std::unique_ptr<SsdIo> make_io(bool wants_ring);
   void run(size_t thread, bool wants_ring);
-  void run_piece(size_t thread, SsdWorker& worker, const Task& task, std::vector<SsdOutcome>& ended);
+  [[nodiscard]] bool run_piece(size_t thread, SsdWorker& worker, const Task& task);
   void stamp(size_t thread);
   [[nodiscard]] bool is_distrusted() const;
-  void report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is_read);
-  [[nodiscard]] bool read_back(const SsdJob& job, SsdOutcome& outcome);
+  void report_all(const std::shared_ptr<SsdJob>& job, std::vector<SsdOutcome>& ended);
+  void end_chunk(SsdJob& job, SsdOutcome outcome);
+  [[nodiscard]] SsdStatus verdict(SsdStatus read);
+  [[nodiscard]] bool read_back(const std::shared_ptr<SsdJob>& job, SsdOutcome& outcome);
 
   const std::shared_ptr<SsdFiles> files_;
   const std::shared_ptr<const Mapping> arena_;
   const std::shared_ptr<LandingBoard> board_;
-  const size_t jobs_max_;
   const unsigned writers_max_;
-  const int event_fd_;  // owned
 
-  mutable std::mutex lock_;
-  std::condition_variable wake_;
-  std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
-  std::vector<Clock::time_point> begun_;                                    // guarded by lock_; of transfers by thread, NEVER: at no piece
-  unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
-  uint64_t last_job_ = 0;                                                   // guarded by lock_
-  bool is_stopped_ = false;                                                 // guarded by lock_
-  SsdReadBacks read_backs_;                                                 // guarded by lock_
-  SsdQueueIo io_;                                                           // guarded by lock_
-  std::vector<SsdOutcome> outcomes_;                                        // guarded by lock_
-  SsdQueueStats stats_;                                                     // guarded by lock_
+  std::vector<Clock::time_point> begun_;  // guarded by the line's lock; of transfers by thread, NEVER: at no piece
+  unsigned writers_ = 0;                  // guarded by the line's lock; those at checks count
+  SsdReadBacks read_backs_;               // guarded by the line's lock
+  SsdQueueIo io_;                         // guarded by the line's lock
+  SsdQueueStats stats_;                   // guarded by the line's lock
   std::vector<std::unique_ptr<SsdBounce>> bounces_;  // by thread
-  ThreadGroup threads_{"kvpool-ssd"};
 };
 
 }  // namespace kvpool

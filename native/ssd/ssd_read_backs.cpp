@@ -8,19 +8,12 @@ bool SsdReadBacks::wants_next() {
   return is_chosen;
 }
 
-void SsdReadBacks::begin(uint64_t job, const SsdOutcome& written) { under_way_.emplace(job, written); }
-
-std::optional<SsdOutcome> SsdReadBacks::end(const SsdOutcome& read) {
-  const auto found = under_way_.find(read.job);
-  if (found == under_way_.end()) {
-    return std::nullopt;
+SsdStatus SsdReadBacks::verdict(SsdStatus read) {
+  if (read == SsdStatus::OK || read == SsdStatus::IO_ERROR || read == SsdStatus::CANCELLED) {
+    return read;
   }
-  SsdOutcome written = std::move(found->second);
-  under_way_.erase(found);
-  const bool is_other = read.status != SsdStatus::OK && read.status != SsdStatus::IO_ERROR && read.status != SsdStatus::CANCELLED;
-  written.status = is_other ? SsdStatus::BAD_WRITE : read.status;
-  is_distrusted_ = is_distrusted_ || is_other;
-  return written;
+  is_distrusted_ = true;
+  return SsdStatus::BAD_WRITE;
 }
 
 }  // namespace kvpool

@@ -6,65 +6,20 @@
 #include "ssd/ssd_job.h"
 
 namespace kvpool {
-namespace {
-
-uint32_t extents_in_piece(uint32_t extents, uint64_t extent_bytes) {
-  const uint64_t pieces = std::max<uint64_t>(1, (extents * extent_bytes + SSD_PIECE_BYTES / 2) / SSD_PIECE_BYTES);
-  return static_cast<uint32_t>(std::max<uint64_t>(1, extents / pieces));
-}
-
-}  // namespace
-
-SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena,
-                       std::shared_ptr<LandingBoard> board)
-    : SsdJob(id),
-      plan_(std::move(chunks)),
-      arena_(std::move(arena)),
-      board_(std::move(board)),
-      extents_(static_cast<uint32_t>(plan_.at(0).expected.extent_crcs.size())),
-      extent_bytes_(plan_.at(0).expected.extent_bytes),
-      header_bytes_(plan_.at(0).expected.header_bytes()),
-      piece_extents_(extents_in_piece(extents_, extent_bytes_)),
-      pieces_((extents_ + piece_extents_ - 1) / piece_extents_),
-      chunks_(plan_.size()) {
-  for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
-    KVPOOL_CHECK(plan_[chunk].expected.extent_crcs.size() == extents_);
-    KVPOOL_CHECK(plan_[chunk].expected.extent_bytes == extent_bytes_);
-    chunks_[chunk].is_read.resize(pieces_);
+SsdReadJob::SsdReadJob(std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board)
+    : SsdPieceJob(chunks), plan_(std::move(chunks)), arena_(std::move(arena)), board_(std::move(board)), found_(plan_.size()) {
+  for (Found& found : found_) {
+    found.is_read.resize(pieces_);
   }
 }
 
 // Where a piece begins in the chunk: the page behind the one that ends the extents before.
-uint64_t SsdReadJob::piece_start(uint32_t piece) const noexcept {
-  return round_up(std::min(first_extent(piece), extents_) * extent_bytes_, PAGE_BYTES);
-}
+uint64_t SsdReadJob::piece_start(uint32_t piece) const noexcept { return round_up(first_extent(piece) * extent_bytes_, PAGE_BYTES); }
 
-bool SsdReadJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return next_piece_ < pieces_;
-}
-
-bool SsdReadJob::claim(uint32_t& piece, size_t& chunk) {
-  const std::lock_guard guard(lock_);
-  while (next_piece_ < pieces_) {
-    piece = next_piece_;
-    chunk = next_chunk_;
-    if (++next_chunk_ == chunks_.size()) {
-      next_chunk_ = 0;
-      ++next_piece_;
-    }
-    if (chunks_[chunk].status == SsdStatus::OK) {
-      ++chunks_[chunk].running;
-      return true;
-    }
-  }
-  return false;
-}
-
-bool SsdReadJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
-  uint32_t piece = 0;
-  size_t chunk = 0;
-  if (!claim(piece, chunk)) {
+bool SsdReadJob::run_piece(SsdWorker& worker, uint32_t part, std::vector<SsdOutcome>& ended) {
+  const auto piece = static_cast<uint32_t>(part / plan_.size());
+  const size_t chunk = part % plan_.size();
+  if (!begin_piece(chunk)) {
     return false;
   }
   SsdHeader found;
@@ -76,10 +31,10 @@ bool SsdReadJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
   }
   if (piece == 0 && status == SsdStatus::OK) {
     const std::lock_guard guard(lock_);
-    chunks_[chunk].found = std::move(found);
+    found_[chunk].header = std::move(found);
   }
   settle(worker, piece, chunk, status, bytes, ended);
-  return true;
+  return false;
 }
 
 // Header and extents, where they belong: the header into memory of the tier's own.
@@ -116,7 +71,7 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   status = status == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : status;
   uint32_t crc = 0;
   uint64_t at = first_extent(piece) * extent_bytes_;
-  const uint64_t end = std::min(first_extent(piece + 1), extents_) * extent_bytes_;
+  const uint64_t end = first_extent(piece + 1) * extent_bytes_;
   while (status == SsdStatus::OK && at < end) {
     const uint64_t extent = at / extent_bytes_;
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
@@ -141,16 +96,14 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
                         std::vector<SsdOutcome>& ended) {
   std::unique_lock guard(lock_);
   Chunk& chunk = chunks_[index];
+  Found& found = found_[index];
   chunk.bytes += bytes;
-  chunk.is_read[piece] = status == SsdStatus::OK;
-  if (status != SsdStatus::OK && chunk.status == SsdStatus::OK) {
-    chunk.status = status;
-    board_->fail(plan_[index].slot);
-  }
-  if (!chunk.is_checking) {
-    chunk.is_checking = true;
-    while (chunk.status == SsdStatus::OK && chunk.checked < pieces_ && chunk.is_read[chunk.checked]) {
-      const uint32_t next = chunk.checked;
+  found.is_read[piece] = status == SsdStatus::OK;
+  fail(index, status);
+  if (!found.is_checking) {
+    found.is_checking = true;
+    while (chunk.status == SsdStatus::OK && chunk.done < pieces_ && found.is_read[chunk.done]) {
+      const uint32_t next = chunk.done;
       guard.unlock();
       SsdStatus checked = check_piece(next, index);
       if (checked != SsdStatus::OK) {
@@ -158,55 +111,35 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
         checked = read_again(worker, next, index, again);
       }
       guard.lock();
-      ++chunk.checked;
-      if (chunk.status == SsdStatus::OK && checked != SsdStatus::OK) {
-        chunk.status = checked;
-        board_->fail(plan_[index].slot);
-      } else if (chunk.status == SsdStatus::OK) {
+      ++chunk.done;
+      fail(index, checked);
+      if (chunk.status == SsdStatus::OK) {
         const uint32_t first = first_extent(next);
-        const uint32_t end = std::min(first + piece_extents_, extents_);
-        board_->land(plan_[index].slot, first, chunk.found.extent_crcs.data() + first, end - first);
+        board_->land(plan_[index].slot, first, found.header.extent_crcs.data() + first, first_extent(next + 1) - first);
       }
     }
-    chunk.is_checking = false;
+    found.is_checking = false;
   }
-  --chunk.running;
-  end_if_over(index, ended);
+  end_piece(index, ended);
 }
 
-// `found` is only written by piece 0, which was read before any piece is checked.
+void SsdReadJob::fail(size_t chunk, SsdStatus status) {
+  if (status != SsdStatus::OK && chunks_[chunk].status == SsdStatus::OK) {
+    board_->fail(plan_[chunk].slot);
+  }
+  SsdPieceJob::fail(chunk, status);
+}
+
+// The header is only written by piece 0, which was read before any piece is checked.
 SsdStatus SsdReadJob::check_piece(uint32_t piece, size_t chunk) const {
-  const uint32_t end = std::min(first_extent(piece + 1), extents_);
+  const uint32_t end = first_extent(piece + 1);
   for (uint32_t extent = first_extent(piece); extent < end; ++extent) {
     const uint8_t* bytes = arena_->data() + plan_[chunk].arena_offset + extent * extent_bytes_;
-    if (crc32c(0, bytes, extent_bytes_) != chunks_[chunk].found.extent_crcs[extent]) {
+    if (crc32c(0, bytes, extent_bytes_) != found_[chunk].header.extent_crcs[extent]) {
       return SsdStatus::BAD_CHECKSUM;
     }
   }
   return SsdStatus::OK;
-}
-
-// A chunk ends when no thread writes, or will write, into its slot.
-void SsdReadJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
-  Chunk& chunk = chunks_[index];
-  const bool is_over = chunk.status != SsdStatus::OK || chunk.checked == pieces_;
-  if (is_over && chunk.running == 0 && !chunk.is_checking && !chunk.has_ended) {
-    chunk.has_ended = true;
-    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes, std::move(chunk.found.tokens)});
-  }
-}
-
-void SsdReadJob::cancel(std::vector<SsdOutcome>& ended) {
-  const std::lock_guard guard(lock_);
-  next_piece_ = pieces_;
-  for (size_t index = 0; index < chunks_.size(); ++index) {
-    Chunk& chunk = chunks_[index];
-    if (chunk.status == SsdStatus::OK && chunk.checked < pieces_) {
-      chunk.status = SsdStatus::CANCELLED;
-      board_->fail(plan_[index].slot);
-    }
-    end_if_over(index, ended);
-  }
 }
 
 }  // namespace kvpool

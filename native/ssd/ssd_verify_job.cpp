@@ -13,51 +13,18 @@ static_assert(SSD_PIECE_BYTES % PAGE_BYTES == 0 && SSD_PIECE_BYTES > PAGE_BYTES 
 
 }  // namespace
 
-SsdVerifyJob::SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks)
-    : SsdJob(id),
-      plan_(std::move(chunks)),
-      extents_(static_cast<uint32_t>(plan_.at(0).expected.extent_crcs.size())),
-      extent_bytes_(plan_.at(0).expected.extent_bytes),
-      header_bytes_(plan_.at(0).expected.header_bytes()),
-      piece_extents_(static_cast<uint32_t>(std::clamp<uint64_t>(SSD_PIECE_BYTES / extent_bytes_, 1, extents_))),
-      pieces_((extents_ + piece_extents_ - 1) / piece_extents_),
-      chunks_(plan_.size()) {
-  for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
-    KVPOOL_CHECK(plan_[chunk].expected.extent_crcs.size() == extents_);
-    KVPOOL_CHECK(plan_[chunk].expected.extent_bytes == extent_bytes_);
-    chunks_[chunk].found.resize(extents_);
+SsdVerifyJob::SsdVerifyJob(std::vector<SsdVerify> chunks, std::optional<SsdWritten> reads_back)
+    : SsdPieceJob(chunks), plan_(std::move(chunks)), reads_back_(std::move(reads_back)), sums_(plan_.size()) {
+  for (Sums& sums : sums_) {
+    sums.found.resize(extents_);
   }
 }
 
-bool SsdVerifyJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return next_chunk_ < chunks_.size();
-}
-
-// Chunk after chunk; what is left of one that has failed is passed over.
-bool SsdVerifyJob::claim(size_t& chunk, uint32_t& piece) {
-  const std::lock_guard guard(lock_);
-  while (next_chunk_ < chunks_.size() && chunks_[next_chunk_].status != SsdStatus::OK) {
-    ++next_chunk_;
-    next_piece_ = 0;
-  }
-  if (next_chunk_ == chunks_.size()) {
-    return false;
-  }
-  chunk = next_chunk_;
-  piece = next_piece_;
-  ++chunks_[chunk].running;
-  if (++next_piece_ == pieces_) {
-    ++next_chunk_;
-    next_piece_ = 0;
-  }
-  return true;
-}
-
-bool SsdVerifyJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
-  size_t chunk = 0;
-  uint32_t piece = 0;
-  if (!claim(chunk, piece)) {
+// Chunk after chunk.
+bool SsdVerifyJob::run_piece(SsdWorker& worker, uint32_t part, std::vector<SsdOutcome>& ended) {
+  const size_t chunk = part / pieces_;
+  const uint32_t piece = part % pieces_;
+  if (!begin_piece(chunk)) {
     return false;
   }
   Piece found = read(worker.io, worker.bounce, chunk, piece);
@@ -66,13 +33,13 @@ bool SsdVerifyJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) 
     worker.has_found_bad_path = worker.has_found_bad_path || found.status == SsdStatus::OK;
   }
   settle(worker, chunk, piece, std::move(found), ended);
-  return true;
+  return false;
 }
 
 SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const {
-  const uint32_t first = piece * piece_extents_;
+  const uint32_t first = first_extent(piece);
   Piece found;
-  found.crcs.resize(std::min(piece_extents_, extents_ - first));
+  found.crcs.resize(first_extent(piece + 1) - first);
   if (piece == 0) {
     found.status = read_header(io, plan_[chunk], bounce.data(), found.wanted);
     found.bytes += header_bytes_;
@@ -121,65 +88,41 @@ SsdStatus SsdVerifyJob::read_extents(SsdIo& io, const SsdVerify& plan, uint32_t 
 }
 
 // REQUIRES: `lock_` is held.
-void SsdVerifyJob::take(Chunk& chunk, uint32_t piece, Piece& found) {
-  chunk.bytes += found.bytes;
+void SsdVerifyJob::take(size_t chunk, uint32_t piece, Piece& found) {
+  chunks_[chunk].bytes += found.bytes;
   if (found.status == SsdStatus::OK) {
-    const auto first = static_cast<std::ptrdiff_t>(piece * piece_extents_);
-    std::copy(found.crcs.begin(), found.crcs.end(), chunk.found.begin() + first);
+    std::copy(found.crcs.begin(), found.crcs.end(), sums_[chunk].found.begin() + first_extent(piece));
     if (piece == 0) {
-      chunk.wanted = std::move(found.wanted);
+      sums_[chunk].wanted = std::move(found.wanted);
     }
   }
 }
 
-bool SsdVerifyJob::is_right(const Chunk& chunk, uint32_t piece) const noexcept {
-  const auto first = static_cast<std::ptrdiff_t>(piece * piece_extents_);
-  const auto end = static_cast<std::ptrdiff_t>(std::min((piece + 1) * piece_extents_, extents_));
-  return std::equal(chunk.found.begin() + first, chunk.found.begin() + end, chunk.wanted.begin() + first);
+bool SsdVerifyJob::is_right(size_t chunk, uint32_t piece) const noexcept {
+  const Sums& sums = sums_[chunk];
+  const uint32_t first = first_extent(piece);
+  return std::equal(sums.found.begin() + first, sums.found.begin() + first_extent(piece + 1), sums.wanted.begin() + first);
 }
 
 // The chunk's last piece compares all of them.
 void SsdVerifyJob::settle(SsdWorker& worker, size_t index, uint32_t piece, Piece found, std::vector<SsdOutcome>& ended) {
   std::unique_lock guard(lock_);
   Chunk& chunk = chunks_[index];
-  take(chunk, piece, found);
+  take(index, piece, found);
   SsdStatus status = found.status;
-  chunk.read += status == SsdStatus::OK ? 1U : 0U;
-  for (uint32_t at = 0; chunk.read == pieces_ && at < pieces_ && status == SsdStatus::OK; ++at) {
-    if (!is_right(chunk, at)) {
+  chunk.done += status == SsdStatus::OK ? 1U : 0U;
+  for (uint32_t at = 0; chunk.done == pieces_ && at < pieces_ && status == SsdStatus::OK; ++at) {
+    if (!is_right(index, at)) {
       guard.unlock();
       Piece again = read(worker.calls, worker.bounce, index, at);
       guard.lock();
-      take(chunk, at, again);
-      status = again.status == SsdStatus::OK && !is_right(chunk, at) ? SsdStatus::BAD_CHECKSUM : again.status;
+      take(index, at, again);
+      status = again.status == SsdStatus::OK && !is_right(index, at) ? SsdStatus::BAD_CHECKSUM : again.status;
       worker.has_found_bad_path = worker.has_found_bad_path || status == SsdStatus::OK;
     }
   }
-  --chunk.running;
-  chunk.status = chunk.status == SsdStatus::OK ? status : chunk.status;
-  end_if_over(index, ended);
-}
-
-// REQUIRES: `lock_` is held.
-void SsdVerifyJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
-  Chunk& chunk = chunks_[index];
-  const bool is_over = chunk.status != SsdStatus::OK || chunk.read == pieces_;
-  if (is_over && chunk.running == 0 && !chunk.has_ended) {
-    chunk.has_ended = true;
-    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes});
-  }
-}
-
-void SsdVerifyJob::cancel(std::vector<SsdOutcome>& ended) {
-  const std::lock_guard guard(lock_);
-  next_chunk_ = chunks_.size();
-  for (size_t index = 0; index < chunks_.size(); ++index) {
-    Chunk& chunk = chunks_[index];
-    if (chunk.status == SsdStatus::OK && chunk.read < pieces_) {
-      chunk.status = SsdStatus::CANCELLED;
-    }
-    end_if_over(index, ended);
-  }
+  fail(index, status);
+  end_piece(index, ended);
 }
 
 }  // namespace kvpool

@@ -3,7 +3,7 @@
 // What it is: a job of the SSD queue that reads header and extents into its thread's bounce memory, and reports the
 // outcome of each chunk once. What it is not: a path into the arena; the bytes are forgotten when the piece ends.
 //
-// Pieces are about SSD_PIECE_BYTES, whole extents, and read in steps of at most that, so that an urgent read waits for little.
+// Pieces are read in steps of at most SSD_PIECE_BYTES, so that an urgent read waits for little.
 // They need no order: each notes the checksums of its extents, and the one that ends last compares them with the header's. What
 // differs is read once more, by plain calls, before it counts as bad.
 //
@@ -11,32 +11,26 @@
 // Threads: any. All mutable state is guarded by `lock_`, which is not held during I/O.
 #pragma once
 
-#include <memory>
-#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "ssd/ssd_job.h"
 
 namespace kvpool {
 
-class SsdVerifyJob final : public SsdJob {
+class SsdVerifyJob final : public SsdPieceJob {
  public:
   // REQUIRES: at least one chunk, all of one geometry, extents inside the files, offsets whole pages.
-  SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks);
+  // `reads_back`: the written chunk that the only one is.
+  explicit SsdVerifyJob(std::vector<SsdVerify> chunks, std::optional<SsdWritten> reads_back = std::nullopt);
 
-  bool run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) override;
-  [[nodiscard]] bool has_pieces() const override;
-  void cancel(std::vector<SsdOutcome>& ended) override;
+  bool run_piece(SsdWorker& worker, uint32_t part, std::vector<SsdOutcome>& ended) override;
+  [[nodiscard]] const SsdWritten* reads_back() const noexcept override { return reads_back_ ? &*reads_back_ : nullptr; }
 
  private:
-  struct Chunk {
+  struct Sums {
     std::vector<uint32_t> wanted;  // the header's checksums; none before it has been read
     std::vector<uint32_t> found;   // by extent
-    uint32_t read = 0;             // pieces
-    uint32_t running = 0;          // pieces
-    bool has_ended = false;
-    SsdStatus status = SsdStatus::OK;
-    uint64_t bytes = 0;
   };
   // The outcome of reading a piece.
   struct Piece {
@@ -46,27 +40,17 @@ class SsdVerifyJob final : public SsdJob {
     std::vector<uint32_t> crcs{};    // of the piece's extents
   };
 
-  [[nodiscard]] bool claim(size_t& chunk, uint32_t& piece);
   [[nodiscard]] Piece read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const;
   [[nodiscard]] SsdStatus read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                       std::vector<uint32_t>& wanted) const;
   [[nodiscard]] SsdStatus read_extents(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const;
-  [[nodiscard]] bool is_right(const Chunk& chunk, uint32_t piece) const noexcept;
-  void take(Chunk& chunk, uint32_t piece, Piece& found);
+  [[nodiscard]] bool is_right(size_t chunk, uint32_t piece) const noexcept;
+  void take(size_t chunk, uint32_t piece, Piece& found);
   void settle(SsdWorker& worker, size_t chunk, uint32_t piece, Piece found, std::vector<SsdOutcome>& ended);
-  void end_if_over(size_t chunk, std::vector<SsdOutcome>& ended);
 
   const std::vector<SsdVerify> plan_;
-  const uint32_t extents_;
-  const uint64_t extent_bytes_;
-  const uint64_t header_bytes_;
-  const uint32_t piece_extents_;
-  const uint32_t pieces_;  // of a chunk
-
-  mutable std::mutex lock_;
-  size_t next_chunk_ = 0;
-  uint32_t next_piece_ = 0;
-  std::vector<Chunk> chunks_;
+  const std::optional<SsdWritten> reads_back_;
+  std::vector<Sums> sums_;  // by chunk; guarded by lock_
 };
 
 }  // namespace kvpool

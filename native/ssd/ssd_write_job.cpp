@@ -8,29 +8,16 @@
 
 namespace kvpool {
 
-SsdWriteJob::SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena)
-    : SsdJob(id), plan_(std::move(chunks)), arena_(std::move(arena)), progress_(plan_.size()) {
+SsdWriteJob::SsdWriteJob(std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena)
+    : plan_(std::move(chunks)), arena_(std::move(arena)), progress_(plan_.size()) {
   KVPOOL_CHECK(!plan_.empty());
-}
-
-bool SsdWriteJob::has_pieces() const {
-  const std::lock_guard guard(lock_);
-  return next_ < plan_.size();
 }
 
 std::optional<SsdVerify> SsdWriteJob::written(uint32_t chunk) const {
   return SsdVerify{plan_[chunk].offset, plan_[chunk].header};
 }
 
-bool SsdWriteJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
-  if (!worker.chunk) {
-    const std::lock_guard guard(lock_);
-    if (next_ == plan_.size()) {
-      return false;
-    }
-    worker.chunk = next_++;
-  }
-  const size_t index = *worker.chunk;
+bool SsdWriteJob::run_piece(SsdWorker& worker, uint32_t index, std::vector<SsdOutcome>& ended) {
   const SsdWrite& chunk = plan_[index];
   Progress& progress = progress_[index];
   const int error = write_next(worker, chunk, progress);
@@ -38,10 +25,9 @@ bool SsdWriteJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
   if (error == 0 && progress.is_good && progress.at < size) {
     return true;
   }
-  worker.chunk.reset();
   const SsdStatus status = error != 0 ? SsdStatus::IO_ERROR : progress.is_good ? SsdStatus::OK : SsdStatus::BAD_SOURCE;
-  ended.push_back({id(), static_cast<uint32_t>(index), status, error == 0 ? size + chunk.header.header_bytes() : 0});
-  return true;
+  ended.push_back({number(), index, status, error == 0 ? size + chunk.header.header_bytes() : 0});
+  return false;
 }
 
 // The next piece of a chunk, in steps, and its header: in front where that piece is all of it, behind the last one otherwise, and
@@ -95,10 +81,9 @@ bool SsdWriteJob::copy_source(uint8_t* target, const SsdWrite& chunk, uint64_t s
   return progress.is_good;
 }
 
-void SsdWriteJob::cancel(std::vector<SsdOutcome>& ended) {
-  const std::lock_guard guard(lock_);
-  for (; next_ < plan_.size(); ++next_) {
-    ended.push_back({id(), static_cast<uint32_t>(next_), SsdStatus::CANCELLED, 0});
+void SsdWriteJob::cancel(uint32_t first, uint32_t end, std::vector<SsdOutcome>& ended) {
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
+    ended.push_back({number(), chunk, SsdStatus::CANCELLED, 0});
   }
 }
 

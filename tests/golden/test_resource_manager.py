@@ -1,6 +1,6 @@
 """TensorRT-LLM's resource manager: what kvpool's takes of the recorded methods, and what a wheel at hand has of them.
 
-The file has the methods that `kvpool_client.blocks.executor` serves, of all that TensorRT-LLM's class has.
+The file has the methods that `kvpool_blocks.executor` serves, of all that TensorRT-LLM's class has.
 """
 
 import ast
@@ -14,7 +14,7 @@ from tests.rigs.engine_interfaces import INTERFACES, Interface, source_of
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import executor  # noqa: E402
+from kvpool_blocks import executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import kvpool_client as kv
-from kvpool.bench.measure import timed_s
+from kvpool_tools.bench.measure import timed_s
 from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import kvpool_client as kv
-from kvpool.bench.lookup_attention.choice import Choice, Sizes, parse_configs
-from kvpool.bench.lookup_attention.device_steps import measure_device
-from kvpool.bench.lookup_attention.measured_sequence import MeasuredSequence
+from kvpool_tools.bench.lookup_attention.choice import Choice, Sizes, parse_configs
+from kvpool_tools.bench.lookup_attention.device_steps import measure_device
+from kvpool_tools.bench.lookup_attention.measured_sequence import MeasuredSequence
 from tests.gpu import setting
 
 HEADS, KV_HEADS, HEAD_DIM = (4, 2, 32) if setting.IS_REHEARSAL else (32, 8, 128)

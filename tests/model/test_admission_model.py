@@ -9,9 +9,9 @@ import pytest
 
 from kvpool.config.config import load_config
 from kvpool.key_column import KeyColumn
-from kvpool.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
 from kvpool.tiering.admission import NS_PER_DAY, Admitted
 from kvpool_native import SSD_HEADER_BYTES
+from kvpool_tools.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
 
 SLOT_BYTES = CHUNK_BYTES + SSD_HEADER_BYTES
 HOUR_NS = NS_PER_DAY // 24

@@ -76,7 +76,7 @@ async def play(pool: TieredPool, chance: random.Random, stored: set[bytes], step
 
 def moving(pool: TieredPool) -> int:
     """Promotions and demotions under way."""
-    links = pool.pool._tiering.links
+    links = pool.pool._tiering.lower
     return sum(len(link.promotions) + len(link.demotions) for link in links)
 
 
@@ -247,7 +247,7 @@ def test_a_tier_that_takes_no_jobs_is_a_miss() -> None:
 def test_an_unknown_completion_is_reported_and_changes_nothing() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(CHAIN) == len(CHAIN)
-        (link,) = pool.pool._tiering.links
+        (link,) = pool.pool._tiering.lower
         pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
         assert await pool.load(OTHER, is_patient=False) == 0
         await pool.until_moved(lambda: pool.tier.withheld == len(OTHER))
@@ -274,7 +274,7 @@ def test_a_chunk_whose_extents_have_not_landed_is_a_miss_whatever_the_tier_repor
 
 def test_a_lost_job_is_named_and_holds_up_no_save_and_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(pool: TieredPool) -> None:
-        (link,) = pool.pool._tiering.links
+        (link,) = pool.pool._tiering.lower
         pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
         assert await pool.load(CHAIN, is_patient=False) == 0
         await pool.until_moved(lambda: pool.tier.withheld == len(CHAIN))

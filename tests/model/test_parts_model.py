@@ -249,7 +249,7 @@ async def _play(folder: Path, seed: int) -> int:
     await asyncio.gather(*world.tasks)
     for client in clients:
         client.close()
-    (link,) = world.pool._tiering.links
+    (link,) = world.pool._tiering.lower
     while (
         world.pool._readers.has_backlog or world.pool._writers.has_backlog or len(link.promotions) + len(link.demotions)
     ):

@@ -53,7 +53,7 @@ async def measure(ranks: int, chunks: int) -> dict[str, float]:
     leased, seconds, longest = await lease(here, session, packed)
     await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
     landed_s = time.perf_counter() - begun
-    stats = here.pool.pool.measure({}).remote["peer"]
+    stats = here.pool.pool.measure({}).tiers["peer"]
     here.pool.pool.leases.release(session, leased.lease)
     again, floor_s, _ = await lease(here, session, packed)
     here.pool.pool.leases.release(session, again.lease)

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvpool.config.config import load_config
-from kvpool.sim.cluster.cell import ClusterCell, ClusterOutcome, ClusterSettings
-from kvpool.sim.cluster.cluster import run_cluster
-from kvpool.sim.workload import Workload
+from kvpool_tools.sim.workload import Workload
+from studies.fleet.cell import ClusterCell, ClusterOutcome, ClusterSettings
+from studies.fleet.cluster import run_cluster
 
 SETTINGS = ClusterSettings(
     router="round-robin",

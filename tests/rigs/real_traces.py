@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.sim.traces import SUFFIXES
+from kvpool_tools.sim.traces import SUFFIXES
 
 
 def real_traces() -> Path | None:

@@ -3,8 +3,8 @@
 import random
 from pathlib import Path
 
-from kvpool.sim.runner import SimulationSettings
-from kvpool.sim.workload import Prompt, Workload, make_workload
+from kvpool_tools.sim.runner import SimulationSettings
+from kvpool_tools.sim.workload import Prompt, Workload, make_workload
 
 
 def workload_of(prompts: list[list[str]]) -> Workload:

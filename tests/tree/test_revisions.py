@@ -7,7 +7,7 @@ from tests.tree.test_tidy import ROOT, name_of, text_of
 
 CONNECT = re.compile(r"\b(?:kv|kvpool_client)\.connect\(")
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FOLDERS = ("kvpool", "client", "demo", "examples", "packaging", "benchmarks", "docs")
+FOLDERS = ("kvpool", "client", "tools", "studies", "demo", "examples", "packaging", "benchmarks", "docs")
 
 
 def _calls(text: str) -> Iterator[str]:

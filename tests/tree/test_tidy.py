@@ -22,19 +22,28 @@ MANY_PARAMETERS = {
 
 PYTHON = sorted(
     path
-    for folder in ("kvpool", "client", "tests", "demo", "examples")
+    for folder in ("kvpool", "client", "tools", "studies", "tests", "demo", "examples")
     for path in (ROOT / folder).rglob("*.py*")
     if path.suffix == ".py"
 )
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
-PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
+PRODUCT = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in {"kvpool", "client", "tools", "studies"}]
 
+# The packages from the ground up, each with those that it may import.
+PACKAGES: dict[str, set[str]] = {
+    "kvpool": set(),
+    "kvpool_client": {"kvpool"},
+    "kvpool_blocks": {"kvpool", "kvpool_client"},
+    "kvpool_sparse": {"kvpool", "kvpool_client"},
+    "kvpool_tools": {"kvpool", "kvpool_client", "kvpool_blocks", "kvpool_sparse"},
+    "studies": {"kvpool", "kvpool_client", "kvpool_blocks", "kvpool_sparse", "kvpool_tools"},
+}
 BASE = {
     *("types", "errors", "units", "layout", "layouts", "keys", "clock", "failpoint", "ownership", "escaping"),
     *("key_column", "packed_rows", "memory_limit", "log_pace", "socket_path"),
 }
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
-LAYERS: dict[str, set[str]] = {
+KVPOOL_LAYERS: dict[str, set[str]] = {
     "config": set(),
     "router_events": set(),
     "protocol": {"router_events"},
@@ -46,13 +55,12 @@ LAYERS: dict[str, set[str]] = {
     "checks": {"index", "tiers", "transfer"},
     "tiering": {"config", "index", "tiers", "checks"},
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
-    "sim": {"config", "index", "journal", "tiers", "tiering", "pool"},
     "server": {
         *("config", "protocol", "router_events", "index", "journal", "tiers", "peers", "tiering", "pool", "transfer")
     },
-    "bench": {"config", "protocol", "peers", "transfer", "tiers", "tiering", "pool", "sim"},
-    "cli": {"config", "protocol", "router_events", "transfer", "server", "sim", "bench"},
+    "cli": {"config", "protocol", "server"},
 }
+LAYERS = {"kvpool": KVPOOL_LAYERS, "kvpool_tools": {"sim": set(), "bench": {"sim"}, "cli": {"sim", "bench"}}}
 # Which rooms of the core may include which, from the ground up; bindings, tests, fuzz targets and benchmarks may include all.
 NATIVE_LAYERS: dict[str, set[str]] = {
     "base": set(),
@@ -67,15 +75,16 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "retention": {"base", "records", "arena"},
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
-    "copy": {"base", "checksum", "shared_index"},
+    "copy": {"base", "threads", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},
     "device": {"base", "copy"},
     "mover": {"base", "threads", "checksum", "shared_index", "copy", "device"},
     "near": {"base", "threads", "checksum", "shared_index", "copy", "net"},
-    "sparse": {"base", "checksum", "copy"},
+    "sparse": {"base", "threads", "checksum", "copy"},
 }
-CLIENT_MAY_IMPORT = {
+# What the packages of client/ may import of `kvpool`.
+SHARED = {
     *("types", "key_column", "errors", "layout", "layouts", "keys", "clock", "failpoint", "protocol"),
     *("router_events", "socket_path", "__version__"),
 }
@@ -92,6 +101,7 @@ BROAD_EXCEPT_ALLOWED = {
     "kvpool/peers/control/server.py",
 }
 CLOCK_ALLOWED = {"kvpool/clock.py", "kvpool/failpoint.py"}
+TIME_IS_READ_IN = ("tools/kvpool_tools/bench/", "tools/kvpool_tools/cli/commands/operate")
 
 
 def name_of(path: Path) -> str:
@@ -125,27 +135,32 @@ def _imports(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _part(module: str, name: str) -> str:
-    """The part of `kvpool` that an import names: `kvpool.index.leases` is `index`."""
+    """The part of a package that an import names: `kvpool.index.leases` is `index`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else name
 
 
 @for_each(PRODUCT, name_of)
 def test_imports_go_down_only(path: Path) -> None:
-    relative = path.relative_to(ROOT).with_suffix("").parts
+    package, own = [*_module(path).split("."), ""][:2]
+    above = {*PACKAGES, "demo", "examples", "tests"} - {package} - PACKAGES[package]
     for module, name in _imports(path):
-        top = module.split(".")[0]
-        if relative[0] == "client":
-            assert top != "kvpool" or _part(module, name) in CLIENT_MAY_IMPORT, f"imports {module}"
-        else:
-            assert top not in {"demo", "tests"}, f"imports {module}"
-            own = relative[1] if len(relative) > 1 else ""
-            if own not in {"cli", "bench"}:
-                assert top != "kvpool_client", f"imports {module}"
-            if top == "kvpool" and own not in BASE | {"__init__"}:
-                assert _part(module, name) in {own} | LAYERS[own] | BASE | {"__version__"}, f"imports {module}"
-            if top == "kvpool" and own in BASE:
-                assert _part(module, name) in BASE, f"imports {module}"
+        top, part = module.split(".")[0], _part(module, name)
+        assert top not in above, f"imports {module}"
+        if top == "kvpool" and path.is_relative_to(ROOT / "client"):
+            assert part in SHARED, f"imports {module}"
+        if top == package == "kvpool" and own in BASE:
+            assert part in BASE, f"imports {module}"
+        elif top == package and package in LAYERS:
+            assert part in {own} | LAYERS[package][own] | BASE | {"__version__"}, f"imports {module}"
+
+
+def test_the_wheel_has_every_package_but_studies() -> None:
+    found = re.search(r"^wheel.packages = \[(.*)\]$", text_of(ROOT / "pyproject.toml"), re.MULTILINE)
+    assert found
+    folders = [ROOT / folder for folder in re.findall(r'"(.*?)"', found[1])]
+    assert all((folder / "py.typed").exists() for folder in folders)
+    assert {folder.name for folder in folders} == PACKAGES.keys() - {"studies"}
 
 
 @for_each(NATIVE, name_of)
@@ -161,7 +176,7 @@ def test_native_includes_go_down_only(path: Path) -> None:
 
 def _module(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[1:] if parts[0] == "client" else parts).removesuffix(".__init__")
+    return ".".join(parts[1:] if parts[0] in {"client", "tools"} else parts).removesuffix(".__init__")
 
 
 def _runs_at_import(path: Path) -> Iterator[tuple[str, str]]:
@@ -205,11 +220,12 @@ def test_headers_stand_beside_their_sources() -> None:
 
 
 def test_unit_tests_are_found_by_package() -> None:
-    rooms = {path.name for path in (ROOT / "kvpool").iterdir() if path.is_dir()}
-    adapters = {path.name for path in (ROOT / "client" / "kvpool_client").iterdir() if path.is_dir()}
+    packages = (ROOT / "kvpool", ROOT / "client" / "kvpool_client", ROOT / "tools" / "kvpool_tools")
+    rooms = {path.name for package in packages for path in package.iterdir() if path.is_dir()}
+    packages_of_client = {path.name.removeprefix("kvpool_") for path in (ROOT / "client").iterdir()}
     found = {path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    # `words` is what stands in kvpool/ itself, `client` the client's own verbs and `native` the bindings.
-    assert found - rooms - adapters == {"words", "client", "native"}
+    # `words` is what stands in kvpool/ itself, `native` the bindings.
+    assert found - rooms - packages_of_client == {"words", "native", "studies"}
 
 
 @for_each([*PYTHON, *NATIVE], name_of)
@@ -289,7 +305,7 @@ def test_nothing_dangerous_is_used(path: Path) -> None:
 
 @for_each(PRODUCT, name_of)
 def test_time_and_chance_come_from_their_owners(path: Path) -> None:
-    if name_of(path) in CLOCK_ALLOWED or name_of(path).startswith(("kvpool/bench/", "kvpool/cli/commands/operate")):
+    if name_of(path) in CLOCK_ALLOWED or name_of(path).startswith(TIME_IS_READ_IN):
         return  # this module is where time is read or measured
     for module, name in _imports(path):
         assert module not in {"random"}, "imports random"

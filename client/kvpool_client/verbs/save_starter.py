@@ -97,7 +97,7 @@ class SaveStarter:
     def begin(self, plan: SavePlan) -> Save:
         """The planned save. One round trip."""
         session = self._link.session
-        if session is None or not any(len(run.chunks) for run in plan.runs):
+        if session is None or not _has_chunks(plan):
             return self._saved_nothing(plan, SaveState.DISCONNECTED)
         asked = self._asked(plan)
         try:
@@ -111,19 +111,20 @@ class SaveStarter:
     def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
         """All planned saves. One round trip."""
         session = self._link.session
-        asked = [self._asked(plan) for plan in plans]
-        answers: list[m.Reserved | None] = [None] * len(plans)
-        if session is not None and plans:
+        asked = {number: self._asked(plan) for number, plan in enumerate(plans) if _has_chunks(plan)}
+        answers: dict[int, m.Reserved | None] = {}
+        if session is not None and asked:
             try:
                 failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-                answers = call_each(session, [each.request for each in asked], m.Reserved)
+                received = call_each(session, [each.request for each in asked.values()], m.Reserved)
+                answers = dict(zip(asked, received, strict=True))
             except KVPoolError as error:
                 self._link.note_failure(session, error)
         return [
-            self._start(session, plan, each, answer)
-            if session is not None and answer is not None
+            self._start(session, plan, asked[number], answer)
+            if session is not None and (answer := answers.get(number)) is not None
             else self._saved_nothing(plan, SaveState.DISCONNECTED)
-            for plan, each, answer in zip(plans, asked, answers, strict=True)
+            for number, plan in enumerate(plans)
         ]
 
     def _asked(self, plan: SavePlan) -> _Asked:
@@ -265,6 +266,10 @@ class SaveStarter:
         if reservation:
             with contextlib.suppress(KVPoolError):
                 session.drop_reservation(reservation)
+
+
+def _has_chunks(plan: SavePlan) -> bool:
+    return any(len(run.chunks) for run in plan.runs)
 
 
 def _pending_of(asked: _Asked, answer: m.Reserved) -> KeyColumn:

@@ -145,7 +145,7 @@ class EventFeed:
         while self._unread and self._unread[0].id <= up_to.last:
             events.append(self._unread.popleft())
         if order is not None:
-            order.note(events)
+            order.note_events(events)
         self._queue_events(wire for event in events for wire in self._wire(event))
         return bool(events)
 

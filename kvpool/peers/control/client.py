@@ -6,7 +6,6 @@ Loop thread only. At most `links_max` links. Invariant: `_links` has one link fo
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import zmq
 
@@ -34,12 +33,7 @@ COUNTED = dict.fromkeys(
 LOOP_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class ControlClientSettings:
-    """Bounds of a control client."""
-
-    links_max: int = 1024
-    link: LinkSettings = field(default_factory=LinkSettings)
+LINKS_MAX = 1024
 
 
 class ControlClient:
@@ -52,7 +46,7 @@ class ControlClient:
         *,
         identity: NodeIdentity,
         keys: KeyPair | None,
-        settings: ControlClientSettings,
+        settings: LinkSettings,
         clock: Clock,
         random: Uniform,
         loop: asyncio.AbstractEventLoop,
@@ -68,12 +62,12 @@ class ControlClient:
         self._share = LoopShare(LOOP_SHARE, clock)
         self.counts: Counter[str] = Counter()
         self._context = context_for_others()
-        self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_LINK * settings.links_max + _SOCKETS_OF_CONTEXT)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_LINK * LINKS_MAX + _SOCKETS_OF_CONTEXT)
 
     def __repr__(self) -> str:
         return f"<ControlClient {len(self._links)} links>"
 
-    def add(self, member: Member) -> PeerLink | None:
+    def add_member(self, member: Member) -> PeerLink | None:
         """The link to a member, made where it is new; one that has changed gets a new link. None where there are too many."""
         former = self._links.get(member.identity)
         if former is not None and (former.member.endpoint, former.member.public_key) == (
@@ -84,7 +78,7 @@ class ControlClient:
                 former.hurry()
             former.member = member
             return former
-        if former is None and len(self._links) >= self._settings.links_max:
+        if former is None and len(self._links) >= LINKS_MAX:
             self.counts["too_many"] += 1
             return None
         self.drop(member)
@@ -92,7 +86,7 @@ class ControlClient:
             member,
             identity=self._identity,
             keys=self._keys,
-            settings=self._settings.link,
+            settings=self._settings,
             context=self._context,
             clock=self._clock,
             random=self._random,
@@ -114,7 +108,7 @@ class ControlClient:
         for member in change.left:
             self.drop(member)
         for member in (*change.renewed, *change.joined):
-            self.add(member)
+            self.add_member(member)
 
     def links(self) -> list[PeerLink]:
         """Every link, ready or not."""

@@ -148,7 +148,7 @@ class ConnectionGuard:
             if found.backlog > self._settings.backlog_per_look_max:
                 self._end_flood(found)
 
-    def end(self, number: int) -> None:
+    def end_connection(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
         found = self._by_number.get(number)
         if found is not None:
@@ -221,7 +221,7 @@ class ConnectionGuard:
         """A duplicate, watched. Raises OSError."""
         held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
         try:
-            self._arrivals.add(held.fileno())
+            self._arrivals.add_connection(held.fileno())
         except OSError:
             held.close()
             raise
@@ -251,9 +251,9 @@ class ConnectionGuard:
         elif crowd is not None:
             self.crowded += 1
             self._shut_down(next(iter(self._strangers[crowd].values())))
-        if not self._accepts_from(source).take():
+        if not self._accepts_from(source).take_tokens():
             self._gate.close(source, PAUSE_S)
-        elif not self._accepts.take() or len(self) > settings.connections_max + settings.strangers_max:
+        elif not self._accepts.take_tokens() or len(self) > settings.connections_max + settings.strangers_max:
             self._gate.close_strangers(LOOK_S)
 
     def _accepts_from(self, source: bytes) -> TokenBucket:

@@ -262,7 +262,7 @@ class PeerLink:
         waiting = self._waiting.get(sequence)
         if waiting is None:
             self._counts["late_answers"] += 1
-            if not self._unasked.take():
+            if not self._unasked.take_tokens():
                 raise wire.WireFault(r.RefusalCode.PROTOCOL, "answers to nothing, again and again")
             if isinstance(answer, r.Offer) and answer.chunks:
                 self.release(answer.pull)

@@ -36,18 +36,18 @@ UNREAD_BYTES_MAX = 8 * wire.MESSAGE_BYTES_MAX
 # ZMQ counts the encryption of a message with it.
 ZMQ_MESSAGE_BYTES_MAX = wire.MESSAGE_BYTES_MAX + 256
 HANDSHAKE_S = 5.0
+HEARTBEAT_S = 5.0
+# Of all peers together.
+FRAMES_PER_S = 20_000.0
 # Of the loop's time, for all messages of all peers.
 LOOP_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Bounds of a listener. `handshakes_per_minute`: of one key from one address. `frames_per_s`: of all peers together.
-    `guard`: of connections."""
+    """Bounds of a listener. `handshakes_per_minute`: of one key from one address. `guard`: of connections."""
 
     handshakes_per_minute: int = 60
-    frames_per_s: float = 20_000.0
-    heartbeat_s: float = 5.0
     guard: GuardSettings = field(default_factory=lambda: GuardSettings(UNREAD_BYTES_MAX))
 
 
@@ -86,14 +86,14 @@ class PeerListener:
         that cannot be bound; then nothing is."""
         _check_access(addresses, keys, allowed)
         self._on_message = on_message
-        self._frames = TokenBucket(settings.frames_per_s, max(1.0, settings.frames_per_s / 20), clock)
+        self._frames = TokenBucket(FRAMES_PER_S, FRAMES_PER_S / 20, clock)
         self._share = LoopShare(LOOP_SHARE, clock)
         self._zap = ZapHandler(allowed, clock, handshakes_per_minute=settings.handshakes_per_minute)
         self._sockets: list[LoopSocket] = []
         self._guard: ConnectionGuard | None = None
         self._listening: list[socket.socket] = []
         self._context = context_for_others()
-        router = self._make_router(keys, settings)
+        router = self._make_router(keys)
         self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
         try:
             if keys is not None:
@@ -129,10 +129,10 @@ class PeerListener:
         """The peer of a connection was admitted, and may be silent. Whether the connection is there."""
         return self._guard is not None and self._guard.note_hello(connection)
 
-    def end(self, connection: int) -> None:
+    def end_connection(self, connection: int) -> None:
         """Shut a connection down."""
         if self._guard is not None:
-            self._guard.end(connection)
+            self._guard.end_connection(connection)
 
     def admit(self, allowed: frozenset[bytes]) -> None:
         """Admit these keys from now on. Connections without a Hello end, and those of admitted keys come again; the others are
@@ -178,7 +178,7 @@ class PeerListener:
         made = LoopSocket(zap, loop, answer, parts_max=ZAP_FRAMES, share=self._share)
         self._sockets.append(made)
 
-    def _make_router(self, keys: KeyPair | None, settings: ListenerSettings) -> "zmq.Socket[bytes]":
+    def _make_router(self, keys: KeyPair | None) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -186,8 +186,8 @@ class PeerListener:
         router.setsockopt(zmq.MAXMSGSIZE, ZMQ_MESSAGE_BYTES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
-        router.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat_s * 1000))
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_s * 1000))
+        router.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_S * 1000))
         if keys is not None:
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -195,7 +195,7 @@ class PeerListener:
         return router
 
     def _pause_s(self) -> float:
-        return 0.0 if self._frames.take() else self._frames.wait_s
+        return 0.0 if self._frames.take_tokens() else self._frames.wait_s
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         route, body = parts[0].bytes, parts[1:]

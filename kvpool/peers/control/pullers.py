@@ -107,7 +107,7 @@ class Pullers:
         """Whether there is no room for another connection."""
         return len(self) >= self._connections_max
 
-    def add(
+    def add_connection(
         self, route: bytes, peer: str, *, node: str, incarnation: bytes, key: str, number: int, sequence: int
     ) -> Connection:
         """A connection whose Hello was accepted. REQUIRES: room, and those that it replaces are forgotten."""

@@ -150,9 +150,9 @@ class ControlServer:
         self.counts["messages"] += 1
         connection = self._pullers.of_route(arrival.route)
         standing = self._standing_of(arrival.peer if connection is None else connection.peer)
-        if not standing.frames.take():
+        if not standing.frames.take_tokens():
             self.counts["refused.rate"] += 1
-            if standing.refusals.take():
+            if standing.refusals.take_tokens():
                 text = f"more than {self._settings.frames_per_s:g} messages in a second"
                 self._send(arrival.route, r.Refused(r.RefusalCode.RATE, text))
             else:
@@ -210,7 +210,7 @@ class ControlServer:
             raise wire.WireFault(r.RefusalCode.HELLO, "this connection has ended: connect again", sequence)
         if self._pullers.is_full:
             raise wire.WireFault(r.RefusalCode.BUSY, "too many nodes are connected", sequence)
-        self._pullers.add(
+        self._pullers.add_connection(
             arrival.route,
             peer,
             node=hello.node,
@@ -332,9 +332,9 @@ class ControlServer:
         return is_sent
 
     def _strike(self, standing: "_Standing", arrival: Arrival) -> None:
-        if not standing.strikes.take():
+        if not standing.strikes.take_tokens():
             self.counts["ended_for_messages"] += 1
-            self._listener.end(arrival.connection)
+            self._listener.end_connection(arrival.connection)
 
     def _standing_of(self, peer: str) -> "_Standing":
         found = self._of_peer.pop(peer, None) or _Standing(self._settings, self._clock)
@@ -352,7 +352,7 @@ class ControlServer:
     def _forget(self, connection: Connection, *, ends: bool = True) -> None:
         """Release what is held for a connection. `ends`: it is shut down, so that it takes no descriptor."""
         if ends:
-            self._listener.end(connection.number)
+            self._listener.end_connection(connection.number)
         if self._pullers.forget(connection):
             connection.waiting.clear()
             connection.stages.clear()

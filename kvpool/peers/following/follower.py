@@ -123,7 +123,7 @@ class Follower:
         """Whether the table has what the peer has, as of an event of its life: no snapshot is needed."""
         return self._last is not None
 
-    def begin(self, link: PeerLink) -> None:
+    def begin_following(self, link: PeerLink) -> None:
         """Follow over a link that is ready."""
         assert link.life is not None
         self.pause()
@@ -147,7 +147,7 @@ class Follower:
         self.link = None
         self._leave_later()
 
-    def end(self) -> None:
+    def end_following(self) -> None:
         """Follow no more, and forget the peer's hints."""
         self.pause()
         self._leave()
@@ -237,7 +237,7 @@ class Follower:
     async def _note(self, keys: bytes, *, is_stored: bool) -> None:
         if keys:
             column = KeyColumn(keys)
-            await self._feed.note(self.node, column, is_stored=is_stored, timeout_s=self._settings.answer_s)
+            await self._feed.queue_change(self.node, column, is_stored=is_stored, timeout_s=self._settings.answer_s)
 
     def _stay(self) -> None:
         """An attempt begins: hints are not forgotten while it lasts."""

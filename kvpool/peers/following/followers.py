@@ -52,7 +52,7 @@ class Followers:
             if node not in self._followers:
                 self._followers[node] = self._make(node)
             if self._followers[node].link is None:
-                self._followers[node].begin(link)
+                self._followers[node].begin_following(link)
         else:
             for node in [node for node, links in self._links.items() if link in links]:
                 self._note_lost(node, link)
@@ -119,7 +119,7 @@ class Followers:
         follower = self._followers.get(node)
         if follower is not None and follower.link is link:
             if links:
-                follower.begin(links[0])
+                follower.begin_following(links[0])
             else:
                 follower.pause()
         if not links:
@@ -131,6 +131,6 @@ class Followers:
 
     def _remove(self, node: NodeName) -> None:
         follower = self._followers.pop(node)
-        follower.end()
+        follower.end_following()
         for name in _TOTALS:
             self._totals[name] += getattr(follower.counts, name)

@@ -27,7 +27,7 @@ class RemoteFeed:
     def __repr__(self) -> str:
         return f"<RemoteFeed of {self.remote!r}, {len(self._waiting)} wait>"
 
-    async def note(self, node: NodeName, keys: KeyColumn, *, is_stored: bool, timeout_s: float) -> None:
+    async def queue_change(self, node: NodeName, keys: KeyColumn, *, is_stored: bool, timeout_s: float) -> None:
         """Queue a change of a node. Raises PeerUnreachable where its queue had no room in all that time."""
         deadline = Deadline(timeout_s, self._clock)
         note = self.remote.note_stored if is_stored else self.remote.note_removed

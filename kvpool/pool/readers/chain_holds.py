@@ -84,15 +84,15 @@ class ChainHolds:
         # What one node has may go on at another one.
         return Step.MORE if chunks and self.chunks < self._length else Step.DONE
 
-    def take(self) -> list[HoldId]:
+    def take_holds(self) -> list[HoldId]:
         """The holds, which belong to the caller from now on."""
         holds, self.holds = self.holds, []
         return holds
 
-    def end(self, now_ns: int) -> None:
+    def release_holds(self, now_ns: int) -> None:
         """Release the remaining holds. What was placed for other requests, too, is pulled in any case."""
         self._start_pulls()
-        for hold in self.take():
+        for hold in self.take_holds():
             if hold:
                 self._directory.release(hold, now_ns)
 
@@ -105,7 +105,7 @@ class ChainHolds:
         self._start_pulls()
         self._elsewhere = [None] * len(self._ranks)  # whoever brought nothing may not be the best any longer
         if not left:
-            self.end(now_ns)
+            self.release_holds(now_ns)
         for hold in self.holds:
             self._directory.shorten(hold, left, now_ns)
 

@@ -27,7 +27,7 @@ class EndingHolds:
     def __len__(self) -> int:
         return len(self._holds)
 
-    def end(self, holds: Sequence[HoldId], now_ns: int) -> None:
+    def release_holds(self, holds: Sequence[HoldId], now_ns: int) -> None:
         """Release these after those that are already waiting, as many as fit one call."""
         self._holds.extend(holds)
         left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize

@@ -30,6 +30,27 @@ CHAINS_AT_ONCE = 16
 WaitingTasks = dict["HoldTask", None]
 
 
+def hold_in_dram(
+    directory: kvpool_native.Directory, run: Run, index: int, holder: ConnectionId | None, *, now_ns: int
+) -> list[HoldId]:
+    """Holds on a chain by its last key on each rank, which count for the holder; none where DRAM has not all of it, or not all
+    is allowed."""
+    session, size = run.session, run.chunks
+    if run.first or size * run.ranks > m.LEAF_CHUNKS_MAX:
+        return []
+    held = directory.acquire_leaves(session.namespace_ids, run.leaves(index).packed, size, now_ns)
+    holds: list[HoldId] = held.ids  # type: ignore[assignment]  # by name only
+    if held.chunks == size:
+        if holder is None:
+            return holds
+        if directory.affordable(holder, holds, session.size_classes, size) >= size:
+            directory.charge(holds, holder)
+            return holds
+    for hold in holds:
+        directory.release(hold, now_ns)
+    return []
+
+
 class HoldTask:
     """See the module. `runs`: of the session's groups, at least one."""
 
@@ -59,7 +80,7 @@ class HoldTask:
         self._ending = ending
         self._owner = owner
         self._waiting = waiting if session.groups else None
-        self._ranks = len(runs[0].columns)
+        self._ranks = runs[0].ranks
         self._count = sum(map(len, runs))
         self._held: list[HoldId] = []
         self._chain: ChainHolds | None = None  # the next one, where DRAM has not all of it
@@ -97,16 +118,6 @@ class HoldTask:
         """Chunks of each chain of a run that are held."""
         return run.chunks - run.first
 
-    def hold_whole(self, now_ns: int) -> bool:
-        """Hold one chain that its last keys name, or of one part, whose chunks are all in DRAM. Whether nothing else is to be
-        done: it has, or these keys, which are all that is known of it, find nothing."""
-        run = self._runs[0]
-        is_one = self._count == 1 and run.session.layout.is_chained
-        if not is_one or not (run.is_leaf or run.chunks <= part_chunks(self._ranks)):
-            return False
-        self._held = self._take_from_dram(run, 0, now_ns)
-        return bool(self._held) or run.is_leaf
-
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. WAIT where DRAM has no room for it now; DONE where all is held, or a chain is not stored, or not
         allowed, any further."""
@@ -117,20 +128,20 @@ class HoldTask:
                 self._release(now_ns)
         return step
 
-    def take(self) -> dict[int, list[HoldId]]:
+    def take_holds(self) -> dict[int, list[HoldId]]:
         """The holds of its `chunks` on each rank, in the order of a lease's rows, which belong to the caller from now on; none
         where the holder may not hold them. REQUIRES: only `end` follows."""
         if self._chain is not None and not self._held:
             if not self._may_keep(self._runs[0], self._chain):
                 return {}
-            holds = self._chain.take()
+            holds = self._chain.take_holds()
             self._charge(holds)
         else:
             end = self._count_whole() * self._ranks
             holds, self._held = self._held[:end], self._held[end:]
         return {rank: holds[place :: self._ranks] for place, rank in enumerate(self._session.layout.ranks)}
 
-    def end(self, now_ns: int) -> None:
+    def release_holds(self, now_ns: int) -> None:
         """Release the remaining holds, a bounded number at once."""
         if self._waiting is not None:
             self._waiting.pop(self, None)
@@ -138,22 +149,24 @@ class HoldTask:
 
     def _release(self, now_ns: int) -> None:
         if self._chain is not None:
-            self._chain.end(now_ns)
+            self._chain.release_holds(now_ns)
             self._chain = None
-        self._ending.end(self._held, now_ns)
+        self._ending.release_holds(self._held, now_ns)
         self._held = []
 
     def _advance(self, now_ns: int) -> Step:
         for _ in range(CHAINS_AT_ONCE):
             run, index = self._next()
-            holds = self._take_from_dram(run, index, now_ns) if self._chain is None and self._count > 1 else []
+            holds = []
+            if self._chain is None and self._count > 1:
+                holds = hold_in_dram(self._directory, run, index, self._holder, now_ns=now_ns)
             if not holds:
                 step = self._advance_chain(run, index, now_ns)
                 if self._chain is None or step is not Step.DONE:
                     return step
                 if self._chain.chunks < self._size(run) or not self._may_keep(run, self._chain):
                     return Step.DONE
-                holds, self._chain = self._chain.take(), None
+                holds, self._chain = self._chain.take_holds(), None
                 self._charge(holds)
             self._held += holds
             if self._held_chains == self._count:
@@ -168,21 +181,6 @@ class HoldTask:
                 return run, index
             index -= len(run)
         raise AssertionError(f"all of {self!r} are held")
-
-    def _take_from_dram(self, run: Run, index: int, now_ns: int) -> list[HoldId]:
-        """Holds on a chain by its last keys; none where DRAM has not all of it, or not all is allowed."""
-        session, size = run.session, run.chunks
-        if run.first or size * self._ranks > m.LEAF_CHUNKS_MAX:
-            return []
-        leaves = run.leaves(index)
-        held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, size, now_ns)
-        holds = [HoldId(hold) for hold in held.ids]
-        if held.chunks == size and self._may_hold(run, holds, size):
-            self._charge(holds)
-            return holds
-        for hold in holds:
-            self._directory.release(hold, now_ns)
-        return []
 
     def _may_hold(self, run: Run, holds: list[HoldId], chunks: int) -> bool:
         """Whether the holder may hold a chain of so many chunks."""
@@ -202,7 +200,7 @@ class HoldTask:
         """Hold the next part of a chain, of which other tiers or nodes may have some."""
         if run.is_leaf:
             return Step.DONE
-        is_chained = run.session.layout.is_chained
+        is_chained = run.is_chain
         if self._chain is None:
             if not is_chained:
                 self._pull_run(run, index)
@@ -219,7 +217,7 @@ class HoldTask:
         step = self._chain.advance(now_ns)
         if step is Step.WAIT and not is_chained:
             # Begun anew after the wait, so that the run behind it is pulled with it.
-            self._chain.end(now_ns)
+            self._chain.release_holds(now_ns)
             self._chain = None
         return step
 

@@ -21,12 +21,13 @@ from kvpool.errors import Refused
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
+from kvpool.index.parts import part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
-from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
 from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
@@ -124,7 +125,7 @@ class Readers:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def begin(
+    def begin_task(
         self,
         session: EngineSession,
         runs: Sequence[Run],
@@ -156,10 +157,28 @@ class Readers:
         self._acquiring.add(task)
         return task
 
-    def take(self, session: EngineSession, task: HoldTask) -> Taken:
+    def take_at_once(
+        self, session: EngineSession, runs: Sequence[Run], now_ns: int, *, holder: ConnectionId | None = None
+    ) -> Taken | None:
+        """All of one chain that its last keys name, or that is one part long, where DRAM has it. None where parts are to be
+        taken one by one (see `begin`); nothing where its other keys are not known. Raises Refused."""
+        run = runs[0]
+        if len(runs) > 1 or not run.is_chain or not (run.is_leaf or run.chunks <= part_chunks(run.ranks)):
+            return None
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session, holder)
+        whose = session.holder if holder is None else holder
+        holds = hold_in_dram(self._directory, run, 0, whose, now_ns=now_ns)
+        if not holds:
+            return NOTHING_TAKEN if run.is_leaf else None
+        return Taken(
+            run.chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, run.chunks
+        )
+
+    def take_holds(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""
         chunks = task.chunks
-        holds = task.take() if chunks else {}
+        holds = task.take_holds() if chunks else {}
         return Taken(chunks, holds, sum(counts_of(session, chunks))) if holds else NOTHING_TAKEN
 
     def is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int, now_ns: int) -> bool:
@@ -197,7 +216,7 @@ class Readers:
         count, held = sum(map(len, taken.holds.values())), len(taken.holds) * taken.rows
         has_room = self._leases.has_room_for_tickets(session.connection, held, tickets)
         if not has_room or tickets * count > TICKETS_HOLDS_MAX:
-            self.ending.end(list(chain.from_iterable(taken.holds.values())), now_ns)
+            self.ending.release_holds(list(chain.from_iterable(taken.holds.values())), now_ns)
             return b"", b""
         levels = _worst([self._directory.columns(of_rank).levels for of_rank in taken.holds.values()])
         ticket = self._leases.issue_ticket(
@@ -238,7 +257,7 @@ class Readers:
         for lease in leases:
             failpoint.reach("daemon.release.before", failpoint.refused)
             holds += self._leases.release(LeaseId(lease), session.connection)
-        self.ending.end(holds, now_ns)
+        self.ending.release_holds(holds, now_ns)
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
         """Count leases as used now."""
@@ -277,7 +296,7 @@ class Readers:
     def end_tickets(self, tickets: Sequence[bytes], now_ns: int) -> None:
         """End tickets that nobody will claim; a bounded number of their holds at once."""
         lasting = [ticket for ticket in tickets if self._leases.find_ticket(ticket) is not None]
-        self.ending.end([hold for ticket in lasting for hold in self._leases.end_ticket(ticket)], now_ns)
+        self.ending.release_holds([hold for ticket in lasting for hold in self._leases.end_ticket(ticket)], now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, as often as it may be claimed; a scheduler, which has none, ends it.
@@ -288,7 +307,7 @@ class Readers:
         if entry is None or entry.identity != session.identity:
             return NOTHING
         if rank is None:
-            self.ending.end(self._leases.end_ticket(ticket), now_ns)
+            self.ending.release_holds(self._leases.end_ticket(ticket), now_ns)
             return NOTHING
         if rank not in entry.holds:
             return NOTHING
@@ -301,7 +320,7 @@ class Readers:
             entry.claims -= 1
         else:
             ended = self._leases.end_ticket(ticket) if entry.claims else self._leases.take_from_ticket(ticket, rank)
-            self.ending.end(ended, now_ns)
+            self.ending.release_holds(ended, now_ns)
         return self._grant(session, entry.chunks, holds, now_ns, rows=entry.rows)
 
     def join_peers(self, holder: ConnectionId) -> None:
@@ -314,13 +333,13 @@ class Readers:
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
         """End every lease of a connection; where there are many (`has_backlog`), `expire` ends the others."""
-        self.ending.end(self._leases.drop_owner(connection), now_ns)
+        self.ending.release_holds(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
         """End leases and tickets that have expired or lost their connection, a bounded number."""
-        self.ending.end([], now_ns)
+        self.ending.release_holds([], now_ns)
         if not self.ending:
-            self.ending.end(self._leases.expire(now_ns), now_ns)
+            self.ending.release_holds(self._leases.expire(now_ns), now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Counts of each connection, by name."""

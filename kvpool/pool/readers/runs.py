@@ -13,21 +13,30 @@ from kvpool.protocol.records import messages as m
 
 
 class Run:
-    """Chunks of a session's namespaces, in chains of so many `chunks`. `columns`: the keys of each rank. `first`: of the chunk
-    of a chain from which on it is held; `is_leaf`: the last key of each rank stands for the chain."""
+    """Chunks of a session's namespaces, in chains of so many `chunks`. `first`: of the chunk of a chain from which on it is
+    held; `is_leaf`: the last key of each rank stands for the chain."""
+
+    __slots__ = ("_keys", "chunks", "first", "is_chain", "is_leaf", "ranks", "session")
 
     def __init__(self, session: EngineSession, keys: KeyColumn, chunks: int = 0, *, first: int = 0) -> None:
         """`keys`: of one rank after those of another. `chunks`: of a chain that its last keys name."""
         self.session = session
-        self.columns = keys.by_rank(len(session.namespaces))
-        count = len(self.columns[0])
-        self.chunks = (chunks or count) if session.layout.is_chained else 1
+        self._keys = keys
+        self.ranks = len(session.namespace_ids)
+        self.is_chain = session.layout.is_chained
+        count = len(keys) // self.ranks
+        self.chunks = (chunks or count) if self.is_chain else 1
         self.is_leaf = self.chunks > count
         self.first = first
 
     def __len__(self) -> int:
         """How many chains it has."""
-        return 1 if self.session.layout.is_chained else len(self.columns[0])
+        return 1 if self.is_chain else len(self._keys) // self.ranks
+
+    @property
+    def columns(self) -> list[KeyColumn]:
+        """The keys of each rank."""
+        return self._keys.by_rank(self.ranks)
 
     def leading(self, chunks: int) -> "Run":
         """The run of a chain's leading chunks. REQUIRES: their keys are known."""
@@ -35,7 +44,9 @@ class Run:
 
     def leaves(self, index: int) -> KeyColumn:
         """The last key of a chain on each rank."""
-        return KeyColumn.of(column[-1 if self.chunks > 1 else index] for column in self.columns)
+        if len(self._keys) == self.ranks:
+            return self._keys
+        return KeyColumn.of(column[-1 if self.is_chain else index] for column in self.columns)
 
     def keys(self, index: int) -> KeyColumn:
         """All keys of a chain, of one rank after those of another."""
@@ -46,11 +57,13 @@ class Run:
 def runs_of_hit(session: EngineSession, packed: bytes, chunks: int, *, allows_leaves: bool = False) -> list[Run]:
     """The runs that a request about a hit of so many chunks names, by their keys; 0: of as many as it names, without groups.
     `allows_leaves`: the last key of a chain may stand for it. Raises ProtocolError."""
-    ranks = len(session.layout.ranks)
+    ranks = len(session.parts[0].namespace_ids)
     if not chunks and not session.groups:
         return [Run(session, columns.keys_of(packed, ranks=ranks))]
     if not 0 < chunks * ranks <= m.KEYS_MAX:
         raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
+    if allows_leaves and not session.groups and len(packed) == packed_bytes(ranks):
+        return [Run(session, KeyColumn(packed), chunks)]
     counts = counts_of(session, chunks)
     chains = [count for _, count in chains_of(session, chunks)]
     are_leaves = allows_leaves and len(packed) == packed_bytes(ranks * sum(chains))

@@ -59,7 +59,7 @@ class _Memory:
         added_ns = self._keys.get(key)
         return added_ns is not None and (self._ns is None or self._clock.now_ns() - added_ns < self._ns)
 
-    def add(self, key: bytes) -> None:
+    def add_key(self, key: bytes) -> None:
         """Remember a key, from now on."""
         self._keys[key] = self._clock.now_ns()
         self._keys.move_to_end(key)
@@ -188,7 +188,7 @@ class Publications:
             if kept is None or kept[0] <= DEFAULT_PRIORITY:
                 return
         if self._lower and all(lower.retention(key) is None for lower in self._lower):
-            self._used.add(key)
+            self._used.add_key(key)
         else:
             self._make_due(namespace, key)
 
@@ -258,7 +258,7 @@ class Publications:
 
     def _end(self, key: bytes, generation: int, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
-            self._published.add(key)
+            self._published.add_key(key)
             self._used.discard(key)
             self._due.pop(key, None)
         self._unpin(key)

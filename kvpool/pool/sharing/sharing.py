@@ -30,7 +30,7 @@ class Sharing:
         journal: Journal,
         clock: Clock,
     ) -> None:
-        stores = [link.remote for link in tiering.remotes if isinstance(link.remote, StoreTier)]
+        stores = [link.tier for link in tiering.remotes if isinstance(link.tier, StoreTier)]
         self._publications = [
             Publications(
                 arena.directory,

@@ -65,7 +65,7 @@ def divide(columns: CommitColumns, runs: Sequence[ReservedRun]) -> list[CommitPa
             if sums and run.committed < run.chunks:
                 break
             continue
-        of_run = chunks * run.layout.chunk_tokens * TOKEN_BYTES if columns.tokens and run.has_tokens else 0
+        of_run = chunks * run.layout.chunk_tokens * TOKEN_BYTES if columns.tokens and run.is_chain else 0
         part = CommitColumns(sums[: chunks * row], tokens[:of_run], columns.scope if of_run else b"")
         check_tokens(part.tokens, part.scope, count=chunks, chunk_tokens=run.layout.chunk_tokens)
         found.append(CommitPart(run, chunks, part))

@@ -43,7 +43,7 @@ class EndingReservations:
         self._expiring[reservation] = chunks
         self._begin(now_ns)
 
-    def end(self, reservation: ReservationId, chunks: int, now_ns: int, *, is_asked: bool = True) -> None:
+    def end_reservation(self, reservation: ReservationId, chunks: int, now_ns: int, *, is_asked: bool = True) -> None:
         """End a reservation of so many chunks: a short requested one at once, before all that wait."""
         self._ending[reservation] = chunks
         if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_backlog is None:

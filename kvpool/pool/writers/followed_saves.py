@@ -73,7 +73,7 @@ class FollowedSaves:
         """Note saves from now on, and call `listener`."""
         self._listener = listener
 
-    def begin(self, run: ReservedRun, keys: KeyColumn) -> None:
+    def begin_save(self, run: ReservedRun, keys: KeyColumn) -> None:
         """A save has begun, of these reserved chunks of a run."""
         at = 0
         for holder, _, count in run.slices(0, run.chunks):
@@ -108,7 +108,7 @@ class FollowedSaves:
                 save.stored += count - len(of_holder.lstrip(_STORED))
             at += count
 
-    def end(self, run: ReservedRun) -> None:
+    def end_save(self, run: ReservedRun) -> None:
         """A run's reservation ends, or expires."""
         for holder in run.holders:
             save = self._saves.pop(holder, None)

@@ -68,7 +68,9 @@ class JointChains:
         self._by_age[chain.reservation] = chain
         return chain
 
-    def add(self, chain: JointChain, key: bytes, owner: ConnectionId, *, offset: int, generation: int) -> JointChunk:
+    def add_chunk(
+        self, chain: JointChain, key: bytes, owner: ConnectionId, *, offset: int, generation: int
+    ) -> JointChunk:
         """A further chunk of a chain, of which this connection has the first part. REQUIRES: no chain has the key."""
         assert (chain.namespace, key) not in self._chunks
         chunk = JointChunk(key, chain, len(chain.chunks), owner, offset, generation)
@@ -111,7 +113,7 @@ class JointChains:
             for chunk in chain.chunks[chain.published :]:
                 del self._chunks[chain.namespace, chunk.key]
 
-    def end(self, chain: JointChain) -> None:
+    def forget_chain(self, chain: JointChain) -> None:
         """Forget a chain, whose slots nobody writes."""
         assert not chain.open
         self.hide(chain)

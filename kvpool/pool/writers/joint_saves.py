@@ -124,7 +124,7 @@ class JointSaves:
             "joint_expired_chunks": self.expired_chunks,
         }
 
-    def begin(self, session: EngineSession, share: Share) -> Part:
+    def begin_part(self, session: EngineSession, share: Share) -> Part:
         """A part without chunks. REQUIRES: the session's layout has the share, and no summaries."""
         part = Part.of(ReservationId(self._next_id), session.connection, share, session.own.layout)
         self._next_id += 1
@@ -187,7 +187,7 @@ class JointSaves:
         targets: bytes = np.add.outer(np.array(offsets, "<u8"), numbers).tobytes()
         return targets
 
-    def end(self, part_id: ReservationId, now_ns: int, *, is_asked: bool = True) -> None:
+    def end_part(self, part_id: ReservationId, now_ns: int, *, is_asked: bool = True) -> None:
         """End a part, whose writer no longer writes: what it has not stored is free for others. A short one that is asked for
         ends at once."""
         self._ending[part_id] = self._parts[part_id]
@@ -261,15 +261,15 @@ class JointSaves:
         """Reserve extents of a chain's chunks from `first` on, as far as the keys go the same way."""
         chain = first.chain
         if chain.key_before(first.place) != above:
-            placed.add(SaveState.NO_PARENT, 0, 0)
+            placed.append_answer(SaveState.NO_PARENT, 0, 0)
             return
         for key, chunk in zip(keys, chain.chunks[first.place : first.place + len(keys)], strict=False):
             if chunk.key != key:
                 return  # another prompt: a chain of its own, behind a chunk that is not there yet
-            state = chunk.ask(part)
+            state = chunk.reserve_part(part)
             if state == SaveState.RESERVED:
                 self._chains.note_active(chain, now_ns)
-            placed.add(state, chunk.offset, chunk.generation)
+            placed.append_answer(state, chunk.offset, chunk.generation)
 
     def _is_dropped(self, chain: JointChain, key: KeyColumn, now_ns: int) -> bool:
         """Whether the directory has none of a chain's chunks any more: it refuses whatever would follow them."""
@@ -293,7 +293,7 @@ class JointSaves:
         known = sum(1 for _ in takewhile(lambda key: self._chains.find(own.id, key) is None, keys))
         asked = keys[: min(room, known, self._room_for(part, own, keys))]
         if not asked:
-            placed.add(SaveState.QUOTA if room else SaveState.NO_PARENT, 0, 0)
+            placed.append_answer(SaveState.QUOTA if room else SaveState.NO_PARENT, 0, 0)
             return False
         made = None
         if chain is not None:
@@ -307,10 +307,10 @@ class JointSaves:
         for row in _rows_of(asked, made):
             if row.state == SaveState.RESERVED:
                 chain = chain or self._chains.open(made.id, own, above, now_ns, slot_bytes=self._slot_bytes_of(own))
-                added = self._chains.add(chain, row.key, part.owner, offset=row.offset, generation=row.generation)
-                added.ask(part)
+                added = self._chains.add_chunk(chain, row.key, part.owner, offset=row.offset, generation=row.generation)
+                added.reserve_part(part)
                 self._chains.note_active(chain, now_ns)
-            placed.add(row.state, row.offset, row.generation)
+            placed.append_answer(row.state, row.offset, row.generation)
             above = row.key
             if placed.is_closed:
                 break
@@ -374,9 +374,9 @@ class JointSaves:
             return
         if not chain.is_expired and chain.incomplete and chain.has_stored:
             return
-        self._chains.end(chain)
+        self._chains.forget_chain(chain)
         self._unpublished.pop(chain.reservation, None)
-        self._ending_reservations.end(chain.reservation, len(chain.chunks), now_ns)
+        self._ending_reservations.end_reservation(chain.reservation, len(chain.chunks), now_ns)
 
     def _expire(self, chain: JointChain, now_ns: int) -> None:
         """Take a chain's chunks out of sight. Its slots are free once nobody writes them."""

@@ -29,7 +29,7 @@ class Place(Protocol):
         """Slots for the chunks from `first` up to `end`, or for fewer where (if it may) it must wait for room."""
         ...
 
-    def take(self) -> list[ReservationId]:
+    def take_holders(self) -> list[ReservationId]:
         """Who holds what was reserved: of the run, or of one RESERVED chunk each. It belongs to the caller from now on."""
         ...
 
@@ -78,7 +78,7 @@ class ChainPlace:
         self._chunks += len(made.states)
         return made
 
-    def take(self) -> list[ReservationId]:
+    def take_holders(self) -> list[ReservationId]:
         """See `Place`."""
         taken, self._reservation = self._reservation, ReservationId(0)
         return [taken]
@@ -86,7 +86,7 @@ class ChainPlace:
     def give_up(self, now_ns: int) -> None:
         """See `Place`."""
         if self._reservation:
-            self._ending.end(self.take()[0], self._chunks, now_ns)
+            self._ending.end_reservation(self.take_holders()[0], self._chunks, now_ns)
 
 
 class SinglesPlace:
@@ -122,14 +122,14 @@ class SinglesPlace:
             rows.add_rows(made)
         return rows
 
-    def take(self) -> list[ReservationId]:
+    def take_holders(self) -> list[ReservationId]:
         """See `Place`."""
         taken, self._reservations = self._reservations, []
         return taken
 
     def give_up(self, now_ns: int) -> None:
         """See `Place`."""
-        for reservation in self.take():
+        for reservation in self.take_holders():
             self._directory.end_reservation(reservation, now_ns)
 
 
@@ -184,7 +184,7 @@ class PartPlace:
             self._is_closed = self._is_chain and placed.is_closed
         return rows
 
-    def take(self) -> list[ReservationId]:
+    def take_holders(self) -> list[ReservationId]:
         """See `Place`."""
         assert self._part is not None
         taken, self._part = self._part, None
@@ -194,4 +194,4 @@ class PartPlace:
     def give_up(self, now_ns: int) -> None:
         """See `Place`."""
         if self._part is not None:
-            self._joint_saves.end(self.take()[0], now_ns)
+            self._joint_saves.end_part(self.take_holders()[0], now_ns)

@@ -8,7 +8,6 @@ Invariant: for every copy under way its reservation counts one, so no slot is re
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 import kvpool_native
 from kvpool.clock import Clock
@@ -96,8 +95,12 @@ class StagedSaves:
         if run.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
             at_once, targets = 1, self._writers.part_targets(run, slots, numbers, layout.extent_bytes)
+
+        def end_copy(checksums: bytes, now_ns: int) -> None:
+            self._writers.end_copy(reservation, run, extents, checksums, now_ns=now_ns)
+
         job = StagedCopy(self._arena, targets, area, request.offset, at_once, layout.extent_bytes)
-        return self._start(job, partial(self._writers.end_copy, reservation, run, extents))
+        return self._start(job, end_copy)
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended: release its staging memory."""

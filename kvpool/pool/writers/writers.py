@@ -8,6 +8,7 @@ Invariant: every reservation in the directory is a holder of one in `Reservation
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import kvpool_native
@@ -110,7 +111,7 @@ class Writers:
         """Whether `go_on` has more to end than it ends at once."""
         return self._ending_reservations.are_left or self.joint_saves.has_backlog
 
-    def begin(
+    def begin_task(
         self, session: EngineSession, runs: Sequence[AskedRun], wanted: RetentionColumns = NO_RETENTION
     ) -> ReserveTask:
         """Slots for the chunks of these runs, to be reserved in parts, and with what they are retained. Raises InvalidArgument
@@ -129,7 +130,7 @@ class Writers:
     def _place_of(self, run: AskedRun) -> Place:
         own, holder, is_chain = run.session.own, run.session.connection, run.form is not RunForm.ALONE
         if run.share is not None:
-            part = self.joint_saves.begin(run.session, run.share)
+            part = self.joint_saves.begin_part(run.session, run.share)
             return PartPlace(self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part)
         if not is_chain:
             return SinglesPlace(self._directory, own, run.keys, holder=holder)
@@ -146,7 +147,11 @@ class Writers:
                 self._reserved_run(run, bytes(task.states[row]), bytes(task.offsets[8 * at : 8 * row.stop]), now_ns)
             )
             at = row.stop
-        number = self._reservations.add(session.connection, made, now_ns) if any(run.chunks for run in made) else 0
+        number = (
+            self._reservations.add_reservation(session.connection, made, now_ns)
+            if any(run.chunks for run in made)
+            else 0
+        )
         return ReservedSlots(
             number, bytes(task.states), bytes(task.offsets), bytes(task.generations), bytes(task.retained)
         )
@@ -163,16 +168,16 @@ class Writers:
             reserved,
             extents,
             extents if run.is_part else layout.kv_extents,
-            run.place.take() if reserved else [],
+            run.place.take_holders() if reserved else [],
             is_part=run.is_part,
-            has_tokens=run.form is not RunForm.ALONE,
+            is_chain=run.form is not RunForm.ALONE,
             staged=StagedSlots(states=states, offsets=offsets, extents=extents)
             if reserved and self._is_staged
             else None,
         )
         if reserved and self.followed.is_listened and not run.is_part:
             chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
-            self.followed.begin(made, run.keys.chosen(chosen))
+            self.followed.begin_save(made, run.keys.chosen(chosen))
         return made
 
     def reserve(
@@ -188,7 +193,7 @@ class Writers:
         """All parts at once, of a chain or of chunks without a parent; None where only memory that is being faulted in or
         demoted could serve. Raises Refused."""
         form = RunForm.BEHIND if parent else RunForm.ROOT if session.layout.is_chained else RunForm.ALONE
-        task = self.begin(session, [AskedRun(session, form, parent, keys)], wanted)
+        task = self.begin_task(session, [AskedRun(session, form, parent, keys)], wanted)
         while (step := task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
         if step is Step.WAIT:
@@ -276,19 +281,19 @@ class Writers:
         return self.joint_saves.offsets(run.holders[0], slots, numbers, extent_bytes)
 
     def end_copy(
-        self, reservation: Reservation, run: ReservedRun, extents: Extents, checksums: bytes, now_ns: int
+        self, reservation: Reservation, run: ReservedRun, extents: Extents, checksums: bytes, *, now_ns: int
     ) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][extent], or none where it failed."""
         assert reservation.copies > 0
         assert run.staged is not None
         reservation.copies -= 1
-        run.staged.note(extents, checksums)
+        run.staged.note_copy(extents, checksums)
         if not reservation.is_expired:
             self.followed.land(run, extents, checksums)
         if reservation.is_ending and not reservation.copies:
             self._end(reservation, now_ns)
 
-    def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> int:
+    def end_reservation(self, session: EngineSession, reservation_id: int, now_ns: int) -> int:
         """Give up what was not committed; its writer has acknowledged that it no longer writes. Returns how many chunks its
         time was too short for, of which no commit was answered that."""
         failpoint.reach("daemon.end.before", failpoint.refused)
@@ -359,31 +364,41 @@ class Writers:
     def _publish(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
         if run.staged is None:
-            return self._store(run, part, now_ns)
-        # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
-        whole = run.staged.count_whole(run.committed, part.columns.checksums)
-        states = self._store(run, part.cut(0, whole), now_ns) if whole else b""
-        if whole < part.chunks and run.is_part:
-            self.joint_saves.skip(run.holders[0], part.chunks - whole, now_ns)
-        behind = part.chunks - whole - 1
-        return states + bytes([SaveState.CHECKSUM] * (whole < part.chunks) + [SaveState.NO_PARENT] * max(0, behind))
+            return self._store(run, part, run.committed, now_ns)
+        are_whole = run.staged.are_whole(run.committed, part.columns.checksums)
+        lost = SaveState.CHECKSUM
+        if run.is_chain and not all(are_whole):
+            # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
+            at = are_whole.index(False)
+            are_whole[at:], lost = [False] * (part.chunks - at), SaveState.NO_PARENT
+        states, first = b"", run.committed
+        for is_whole, alike in groupby(are_whole):
+            at = len(states)
+            count = len(list(alike))
+            if is_whole:
+                states += self._store(run, part.cut(at, at + count), first + at, now_ns)
+                continue
+            if run.is_part:
+                self.joint_saves.skip(run.holders[0], count, now_ns)
+            states += bytes([SaveState.CHECKSUM] + [lost] * (count - 1))
+        return states
 
-    def _store(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
-        """Publish the next chunks, or count parts of them as stored."""
+    def _store(self, run: ReservedRun, part: CommitPart, first: int, now_ns: int) -> bytes:
+        """Publish the chunks of a run from its `first` on, or count parts of them as stored."""
         columns = part.columns.with_scope(run.layout)
         if run.is_part:
             return self.joint_saves.commit(run.holders[0], columns, now_ns)
         states, at = b"", 0
-        for holder, first, count in run.slices(run.committed, run.committed + part.chunks):
+        for holder, of, count in run.slices(first, first + part.chunks):
             of_holder = columns.part(at, at + count, chunks=part.chunks)
-            states += self._directory.commit(holder, first, of_holder.checksums, now_ns, of_holder.tokens)
+            states += self._directory.commit(holder, of, of_holder.checksums, now_ns, of_holder.tokens)
             at += count
         return states
 
     def _expire_slots(self, reservation: Reservation, now_ns: int) -> None:
         """Nothing of a reservation can be published any more; its slots stay reserved."""
         for run in reservation.runs:
-            self.followed.end(run)
+            self.followed.end_save(run)
             for holder, _, chunks in run.slices(0, run.chunks) if not run.is_part else ():
                 self._ending_reservations.expire(holder, chunks, now_ns)
 
@@ -392,17 +407,17 @@ class Writers:
             reservation.is_ending = reservation.is_expired = True
             self._expire_slots(reservation, now_ns)
             return
-        self._reservations.end(reservation)
+        self._reservations.remove_reservation(reservation)
         left = ENDED_AT_ONCE
         self._ended[reservation.id] = [holder for run in reservation.runs for holder in run.holders]
         for run in reservation.runs:
-            self.followed.end(run)
+            self.followed.end_save(run)
             for holder, _, chunks in run.slices(0, run.chunks):
                 left -= chunks
                 if run.is_part:
-                    self.joint_saves.end(holder, now_ns, is_asked=is_asked)
+                    self.joint_saves.end_part(holder, now_ns, is_asked=is_asked)
                 else:
-                    self._ending_reservations.end(holder, chunks, now_ns, is_asked=is_asked and left >= 0)
+                    self._ending_reservations.end_reservation(holder, chunks, now_ns, is_asked=is_asked and left >= 0)
         self.is_ending(reservation.id)
 
 

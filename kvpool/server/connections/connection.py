@@ -122,8 +122,8 @@ class Connection(asyncio.Protocol):
         """Bytes arrived."""
         if self._is_draining:
             return
-        self._reader.add(data)
-        self._turns.ask(self)
+        self._reader.add_bytes(data)
+        self._turns.ask_turn(self)
         if self.is_waiting:
             self._read(is_wanted=False)  # until it has had its turn: at most one read waits
 
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
         """The peer reads again."""
         self._is_peer_reading = True
         if self._waiting is None:
-            self._turns.ask(self)
+            self._turns.ask_turn(self)
 
     def close(self) -> None:
         """End the connection after what has been written is sent."""
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def end(self, reason: str, *, is_writer: bool) -> None:
+    def end_service(self, reason: str, *, is_writer: bool) -> None:
         """Serve nothing else and send the reason. A writer's socket stays open until the peer closes it: only then it is
         certain not to write."""
         if self._transport is None or self._is_draining:
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
     def _answer(self, request: _Request, answer: Answer) -> None:
-        self._times.add(request.kind, self._clock.now_ns() - request.started_ns)
+        self._times.add_time(request.kind, self._clock.now_ns() - request.started_ns)
         if request.kind not in UNANSWERED:
             self._send(answer, request.sequence)
 
@@ -302,14 +302,14 @@ class Connection(asyncio.Protocol):
             self._answer(request, self._failure_to(request, error))
         else:
             self._answer(request, self._failure_of(error, request.kind))
-        self._turns.ask(self)
+        self._turns.ask_turn(self)
 
     def _go_on(self, awaited: "asyncio.Future[Any]") -> None:
         """Continue the request under way: what it waited for has come or failed, which it checks itself."""
         self._waiting = None
         if not awaited.cancelled():
             awaited.exception()
-            self._turns.ask(self)
+            self._turns.ask_turn(self)
 
     def _read(self, *, is_wanted: bool) -> None:
         if is_wanted == self._is_reading or self._transport is None or self._transport.is_closing():

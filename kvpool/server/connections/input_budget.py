@@ -32,7 +32,7 @@ class InputBudget:
         """Bytes of a connection's incomplete request, where they count."""
         return self._waiting.get(connection, 0)
 
-    def note(self, connection: ConnectionId, unfinished: int) -> None:
+    def note_unfinished(self, connection: ConnectionId, unfinished: int) -> None:
         """Set how many bytes of a connection's incomplete request have arrived."""
         if unfinished < COUNTED_BYTES:
             self._total -= self._waiting.pop(connection, 0)

@@ -66,10 +66,10 @@ class AcceptedHello:
 class ConnectionSlots(Protocol):
     """Connections that may be open or in a handshake at a time."""
 
-    def begin(self, peer: Peer) -> None:
+    def begin_handshake(self, peer: Peer) -> None:
         """Count a peer's connection from now on. Raises Refused."""
 
-    def end(self, peer: Peer) -> None:
+    def end_handshake(self, peer: Peer) -> None:
         """Count it no longer: its handshake has failed."""
 
 
@@ -108,7 +108,7 @@ class LocalSocket:
             self._bind()
         except BaseException:
             self._listener.close()
-            self.life.end(is_clean=True)
+            self.life.end_life(is_clean=True)
             raise
 
     def start(
@@ -140,7 +140,7 @@ class LocalSocket:
         self._listener.close()
         for path in (self._path, bound_name(self._path)):
             Path(path).unlink(missing_ok=True)
-        self.life.end(is_clean=is_clean)
+        self.life.end_life(is_clean=is_clean)
 
     def _bind(self) -> None:
         if _answers(self._path):
@@ -182,7 +182,7 @@ class LocalSocket:
                 accepted.close()
                 continue
             try:
-                slots.begin(peer)
+                slots.begin_handshake(peer)
             except Refused as error:
                 self._refuse_full(accepted, peer, error)
                 continue
@@ -216,7 +216,7 @@ class LocalSocket:
                 if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
             except BaseException:
-                slots.end(peer)
+                slots.end_handshake(peer)
                 raise
             await adopt(accepted, hello, peer)
             failpoint.reach("daemon.handshake.after_welcome")

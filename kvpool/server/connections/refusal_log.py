@@ -32,7 +32,7 @@ class RefusalLog:
     def __repr__(self) -> str:
         return f"<RefusalLog of {len(self._counts)} peers and codes in this minute>"
 
-    def note(self, peer: Peer, code: str, reason: str) -> None:
+    def note_refusal(self, peer: Peer, code: str, reason: str) -> None:
         """A handshake was refused, or failed."""
         now_ns = self._clock.now_ns()
         if now_ns - self._since_ns >= MINUTE_NS:

@@ -58,7 +58,7 @@ def end_connection(pool: Pool, member: Member, reason: str) -> None:
         return  # it was ended before, and has not closed yet
     log.warning("connection %d of %s ends: %s", member.connection.id, member.peer, reason)
     pool.end_reading(member.connection.id)
-    member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)
+    member.connection.end_service(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)
 
 
 def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, now_ns: int) -> dict[str, Any]:

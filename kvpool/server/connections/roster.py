@@ -65,7 +65,7 @@ class Roster:
         """A connection's member, if it is open."""
         return self._members.get(connection)
 
-    def begin(self, peer: Peer) -> None:
+    def begin_handshake(self, peer: Peer) -> None:
         """Count a peer's connection from its handshake on. Raises Refused where it is beyond a limit."""
         used = self._of_user.total()
         if used >= self._max + (OPERATOR_CONNECTIONS if self._is_operator(peer) else 0):
@@ -86,13 +86,13 @@ class Roster:
         if role != m.ROLE_ADMIN and self._of_user.total() > self._max:
             raise self._full()
 
-    def end(self, peer: Peer) -> None:
+    def end_handshake(self, peer: Peer) -> None:
         """Remove a connection that began and was never added."""
         self._of_user[peer.uid] -= 1
         if not self._of_user[peer.uid]:
             del self._of_user[peer.uid]
 
-    def add(self, connection: Connection, peer: Peer, hello: m.Hello) -> None:
+    def add_connection(self, connection: Connection, peer: Peer, hello: m.Hello) -> None:
         """Add a connection whose handshake has succeeded."""
         rank = Layout.from_wire(hello.layout).rank if hello.role == m.ROLE_ENGINE else None
         self._members[connection.id] = Member(connection, peer, hello.role, hello.model, rank, self._clock.now_ns())
@@ -101,7 +101,7 @@ class Roster:
         """A connection has ended."""
         member = self._members.pop(connection, None)
         if member is not None:
-            self.end(member.peer)
+            self.end_handshake(member.peer)
         return member
 
     def count_roles(self) -> dict[str, int]:

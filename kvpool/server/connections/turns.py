@@ -52,7 +52,7 @@ class Turns:
     def __repr__(self) -> str:
         return f"<Turns {len(self._waiting)} waiting>"
 
-    def ask(self, served: RequestSource) -> None:
+    def ask_turn(self, served: RequestSource) -> None:
         """Request a turn, now or later."""
         if served.is_waiting:
             return

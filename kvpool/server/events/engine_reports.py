@@ -60,7 +60,7 @@ class EngineReportVerbs:
         report = _report_of(request, namespace.layout.chunk_tokens, keeps_ids=self._pool.chains.keeps_token_ids)
         source = Source(self._session.connection, request.source, self._user)
         size = sum(EVENT_BYTES + len(chunk.tokens) for chunk in report.stored) + REMOVAL_BYTES * len(report.removed)
-        if not self._allowance.take(size):
+        if not self._allowance.take_tokens(size):
             raise Refused("busy", f"reports are more than {format_size(RATE_BYTES)} a second: report again")
         journal, deadline = self._pool.journal, Deadline(CATCH_UP_S, self._clock)
         if request.is_anew:

@@ -35,7 +35,9 @@ SUBSCRIBES_PER_LOOK_MAX = 16
 # Of the loop's time, for connections that come and go.
 LOOP_SHARE = 0.2
 # A router that has gone without a word ends after half a minute and three of these.
-KEEPALIVE_IDLE_S, KEEPALIVE_S, KEEPALIVES = 30, 10, 3
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_S = 10
+KEEPALIVES = 3
 
 SETTINGS = GuardSettings(
     UNREAD_BYTES_MAX,

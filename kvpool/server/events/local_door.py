@@ -40,7 +40,7 @@ class LocalDoor:
         with self._lock:
             if not self.is_open:
                 return
-            if (end := self._pace.take()) is not None:
+            if (end := self._pace.take_line()) is not None:
                 log.warning("%s: more comes than is read: nobody connects until that is read%s", self._path, end)
             self.is_open = not _is_renamed(self._path, self._aside)
 

@@ -91,7 +91,11 @@ class EventPublisher:
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
         self._last = -1
-        self._messages = self._events = self._replayed = self._snapshots = self._errors = 0
+        self._messages = 0
+        self._events = 0
+        self._replayed = 0
+        self._snapshots = 0
+        self._errors = 0
         self._is_stopping = False
         self._is_woken = False
         self._has_backlog = True
@@ -187,7 +191,7 @@ class EventPublisher:
                 self._pause.wait(LINGER_S)
             self._has_backlog = True
         self._serve()
-        due = self._schedule.take()
+        due = self._schedule.take_due()
         if due == Republish.EVERYTHING:
             self._last, self._has_backlog = NOWHERE, True
         elif due == Republish.MARK:
@@ -245,7 +249,7 @@ class EventPublisher:
                     return False
                 happened = news.slice.events_until(found.page.as_of)
                 names.update(news.namespaces)
-                due = replace(happened, events=order.note(happened.events))
+                due = replace(happened, events=order.note_events(happened.events))
                 self._publish_events(NamedEvents(due, news.namespaces))
             names.update(found.namespaces)
             self._publish_chunks(order.admit(found.page.chunks), names)

@@ -45,7 +45,8 @@ class ReplayBuffer:
         # The first number of each topic, and the number behind the last one that was dropped.
         self._spans: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self.used_bytes = 0
-        self.first = self.end = 0
+        self.first = 0
+        self.end = 0
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -130,7 +131,7 @@ class Replays:
             del self._stalled[peer]
         return len(self._replays) + len(self._stalled) < PEERS_MAX
 
-    def begin(self, peer: bytes, number: int, topic: bytes | None) -> None:
+    def begin_replay(self, peer: bytes, number: int, topic: bytes | None) -> None:
         """Start a replay for a peer from a number on; this ends its earlier one."""
         assert self.has_room
         if peer in self._stalled:

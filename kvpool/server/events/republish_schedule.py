@@ -60,7 +60,7 @@ class RepublishSchedule:
             self._deferred.discard(self._peers.popitem(last=False)[0])
         self._is_wanted = True
 
-    def take(self) -> Republish:
+    def take_due(self) -> Republish:
         """Take what is due; it counts as done."""
         has_come = self._settled is not None and self._settled.has_passed()
         if has_come:

@@ -68,7 +68,8 @@ class EventSockets:
         assert config.publish is not None
         self._context = context_for_others()
         self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
-        self._clock, self._loop = clock, loop
+        self._clock = clock
+        self._loop = loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
         self._doors: dict[int, LocalDoor] = {}  # of those in the file system
         self._closed_guards: list[ListenerGuard] = []
@@ -178,7 +179,7 @@ class EventSockets:
             guard.note_requests(read, is_backlog=len(read) == MESSAGES_PER_TURN)
         while self._asked and self._replays.has_room:
             peer = next(iter(self._asked))
-            self._replays.begin(peer, *self._asked.pop(peer))
+            self._replays.begin_replay(peer, *self._asked.pop(peer))
         return self._replays.go_on()
 
     def _note_turn(self, kind: int, read: int) -> None:

@@ -81,7 +81,7 @@ class Supervision:
         """Report that the daemon is still demoting."""
         self._manager.extend(EXTENDED_S)
 
-    async def end(self) -> None:
+    async def end_probe(self) -> None:
         """End the probe, while its connection is still served."""
         if self._probe is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._probe.stop)

@@ -60,7 +60,7 @@ def _ssd(key: str) -> Callable[[Scrape], float | None]:
     """Absent where there is no SSD tier."""
 
     def read(now: Scrape) -> float | None:
-        counted = now.pool.lower.get("ssd")
+        counted = now.pool.tiers.get("ssd")
         return float(counted[key]) if counted else None
 
     return read
@@ -73,13 +73,13 @@ def _ssd_by(**keys: str) -> Callable[[Scrape], Values]:
 
 
 def _ssd_state(now: Scrape) -> Values:
-    counted = now.pool.lower.get("ssd", {})
+    counted = now.pool.tiers.get("ssd", {})
     states = ("starting", "ok", "readonly", "offline") if counted else ()
     return {(state,): float(counted["ssd.state"] == state) for state in states}
 
 
 def _ssd_admission(now: Scrape) -> Values:
-    counted = now.pool.lower.get("ssd", {})
+    counted = now.pool.tiers.get("ssd", {})
     words = [step.word for step in Admitted] if counted else []
     return {(word,): float(counted["ssd.admission"] == word) for word in words}
 
@@ -310,7 +310,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
         _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and extents.",
-               _slots(lambda _: 1, lambda now: now.pool.lower_classes.get("ssd", ())), "slots", "size_class", "state"),
+               _slots(lambda _: 1, lambda now: now.pool.classes.get("ssd", ())), "slots", "size_class", "state"),
         _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("ssd.demoted_chunks"), "chunks"),
         _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("ssd.promoted_chunks"), "chunks"),
         _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",

@@ -13,14 +13,14 @@ STATES = ("starting", "ok", "offline")
 
 def _hbm(key: str) -> Callable[[Scrape], float | None]:
     def read(now: Scrape) -> float | None:
-        counted = now.pool.upper.get("hbm", {}).get(f"hbm.{key}")
+        counted = now.pool.tiers.get("hbm", {}).get(f"hbm.{key}")
         return None if counted is None else float(counted)
 
     return read
 
 
 def _states(now: Scrape) -> Values:
-    counted = now.pool.upper.get("hbm", {})
+    counted = now.pool.tiers.get("hbm", {})
     return {(state,): float(counted["hbm.state"] == state) for state in STATES if counted}
 
 

@@ -22,7 +22,7 @@ def _peer(key: str) -> Callable[[Scrape], float | None]:
     """Absent too until the node serves others."""
 
     def read(now: Scrape) -> float | None:
-        counted = now.pool.remote.get("peer", {}).get(f"peer.{key}")
+        counted = now.pool.tiers.get("peer", {}).get(f"peer.{key}")
         return None if counted is None else float(counted)
 
     return read
@@ -35,7 +35,7 @@ def _peer_by(**keys: str) -> Callable[[Scrape], Values]:
 
 def _states(now: Scrape) -> Values:
     counted = Counter(row["state"] for row in now.peers)
-    return {(state,): float(counted[state]) for state in STATES} if "peer" in now.pool.remote else {}
+    return {(state,): float(counted[state]) for state in STATES} if "peer" in now.pool.tiers else {}
 
 
 def _by_node(read: Callable[[dict[str, Any]], float | None]) -> Callable[[Scrape], Values]:

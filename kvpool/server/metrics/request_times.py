@@ -39,7 +39,7 @@ class RequestTimes:
         self._refused = dict.fromkeys(self._counts, 0)
         self._failed = dict.fromkeys(self._counts, 0)
 
-    def add(self, kind: int, taken_ns: int) -> None:
+    def add_time(self, kind: int, taken_ns: int) -> None:
         """A request of this kind took this long. REQUIRES: the kind is a verb's."""
         self._counts[kind][bisect_left(BOUNDS_NS, taken_ns)] += 1
         self._sums_ns[kind] += taken_ns

@@ -13,7 +13,7 @@ STATES = ("ok", "suspended", "away")
 
 def _store(key: str) -> Callable[[Scrape], float | None]:
     def read(now: Scrape) -> float | None:
-        counted = now.pool.remote.get("store", {}).get(f"store.{key}")
+        counted = now.pool.tiers.get("store", {}).get(f"store.{key}")
         return None if counted is None else float(counted)
 
     return read
@@ -25,7 +25,7 @@ def _store_by(**keys: str) -> Callable[[Scrape], Values]:
 
 
 def _states(now: Scrape) -> Values:
-    counted = now.pool.remote.get("store", {})
+    counted = now.pool.tiers.get("store", {})
     return {(state,): float(counted["store.state"] == state) for state in STATES if counted}
 
 

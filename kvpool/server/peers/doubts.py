@@ -43,7 +43,7 @@ class Doubts:
 
     def compare_chunk(self, connection: PullerConnection, wrong: r.Wrong) -> None:
         """Compare a chunk, unless another one is being compared, or too many were just now."""
-        if self._comparing is not None or not self._rate.take():
+        if self._comparing is not None or not self._rate.take_tokens():
             return
         session = self._connections.begin_use(connection, wrong)
         if session is not None:
@@ -64,7 +64,7 @@ class Doubts:
                 await self._pool.leases.check_reported(session, m.ReportCorrupt(leased.lease, 0))
                 self._pool.leases.release(session, leased.lease)
         except KVPoolError as error:
-            if (end := self._failures.take()) is not None:
+            if (end := self._failures.take_line()) is not None:
                 name = connection.name
                 log.info("peer %s has received wrong bytes, and the chunk was not compared: %s%s", name, error, end)
         finally:

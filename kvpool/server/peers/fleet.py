@@ -19,10 +19,10 @@ from kvpool.config.config import Config
 from kvpool.config.peer_options import PeerConfig
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
-from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.client import ControlClient
 from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
-from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.link import LinkSettings, PeerLink
 from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.name_claims import NameClaims
 from kvpool.peers.control.records import INCARNATION_BYTES, SOCKET_BYTES_MAX
@@ -30,6 +30,7 @@ from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
+from kvpool.pool.lower_tiers import TierPlan
 from kvpool.pool.pool import Pool
 from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.former_members import FormerMembers
@@ -38,11 +39,11 @@ from kvpool.server.peers.link_log import LinkLog, stream_problems
 from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.node_names import NodeNames
-from kvpool.server.peers.offers import Offers, OfferSettings
+from kvpool.server.peers.offers import Offers
 from kvpool.server.peers.peer_list import describe, name_of
 from kvpool.server.peers.trust import read_trust
 from kvpool.tiers.base import ArenaMemory
-from kvpool.tiers.peer.settings import PeerTierSettings
+from kvpool.tiers.peer.pull_driver import PULLS_MAX
 from kvpool.tiers.peer.tier import PeerTier
 from kvpool.transfer.engine.engine import Engine, EngineSettings
 from kvpool.transfer.engine.engine_transport import EngineTransport
@@ -78,7 +79,8 @@ class Fleet:
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
-        self._keys, self._allowed = trust.keys, trust.allowed
+        self._keys = trust.keys
+        self._allowed = trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
         self._claims = NameClaims()
         self._names = NodeNames(config.node_name, self._claims, shared_key=self._keys.public if self._keys else b"")
@@ -98,17 +100,13 @@ class Fleet:
     def __repr__(self) -> str:
         return f"<Fleet of {self._config.node_name}, {len(self._links)} links>"
 
-    def make_tier(self, memory: ArenaMemory, _config: Config, clock: Clock) -> PeerTier:
-        """The peer tier of this node's pool; see `lower_tiers.RemoteMaker`."""
+    def plan_tier(self, _config: Config) -> TierPlan:
+        """The peer tier of this node's pool; see `lower_tiers.Planner`."""
+        return TierPlan(lambda site: site.remote(self._make_tier(site.memory, site.clock)))
+
+    def _make_tier(self, memory: ArenaMemory, clock: Clock) -> PeerTier:
         config = self._config
-        settings = PeerTierSettings(
-            answer_s=config.answer_timeout,
-            stall_s=config.stall_timeout,
-            pull_s=config.pull_timeout,
-            threads=config.threads,
-            is_encrypted=config.encrypt,
-        )
-        bounds: _Bounds = {"threads": config.threads, "jobs_max": settings.pulls_max, "clock": clock}
+        bounds: _Bounds = {"threads": config.threads, "jobs_max": PULLS_MAX, "clock": clock}
         transports: list[Transport] = []
         if self._host is not None:
             transports.append(NearTransport(memory.arena, memory.index, host=self._host, **bounds))
@@ -119,7 +117,7 @@ class Fleet:
                 memory,
                 self.chunks,
                 self._links.get,
-                settings=settings,
+                config=config,
                 clock=clock,
                 random=self._random,
                 transports=transports,
@@ -160,7 +158,7 @@ class Fleet:
             self._note_link,
             identity=identity,
             keys=self._keys,
-            settings=ControlClientSettings(),
+            settings=LinkSettings(),
             clock=self._clock,
             random=self._random,
             loop=loop,
@@ -188,26 +186,19 @@ class Fleet:
         await loop.run_in_executor(None, self._members.start)
 
     def _make_offers(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> Offers:
-        config = self._config
-        assert config.stream is not None
-        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
-        settings = OfferSettings(
-            address=host.strip("[]"),
-            port=int(port),
-            threads=config.threads,
-            connections=config.connections,
-            stall_s=config.stall_timeout,
-            peer_bytes_per_s=config.rate,
-            peer_bytes_max=config.offered or pool.memory.arena.size // OFFERED_PART,
-            is_encrypted=config.encrypt,
-            strangers_max=self._room.stream_strangers,
-            connections_max=self._room.streams,
-        )
         try:
-            return Offers(pool, settings, self._clock, loop, engine=self._engine, near=self._near_offers(pool))
+            return Offers(
+                pool,
+                self._config,
+                self._clock,
+                loop,
+                room=self._room,
+                engine=self._engine,
+                near=self._near_offers(pool),
+            )
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
+            raise OSError(error.errno, f"peer.stream {self._config.stream} cannot be bound: {reason}") from error
 
     def _near_offers(self, pool: Pool) -> NearOffers | None:
         """What other daemons of this host may copy out of this node's memory. None where a rate holds: nobody could hold them
@@ -320,7 +311,7 @@ class Fleet:
         return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:
-        self._link_log.note(link)
+        self._link_log.note_link(link)
         links = self._list_links()
         if self._names.note_link(link, links):
             self._use_link(link)

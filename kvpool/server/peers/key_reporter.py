@@ -61,7 +61,9 @@ class KeyReporter:
         self._due: deque[int] = deque()
         self._turn: asyncio.Handle | None = None
         self._saves = SaveNotes(journal.has)
-        self.answers = self.gaps = self.pages = 0
+        self.answers = 0
+        self.gaps = 0
+        self.pages = 0
         journal.listen(self._note_events, dict, list)
 
     def __repr__(self) -> str:
@@ -77,12 +79,12 @@ class KeyReporter:
 
     def note_save(self, keys: KeyColumn) -> None:
         """Chunks of a save can be followed from now on."""
-        self._saves.begin(keys)
+        self._saves.begin_save(keys)
         self._note_events()
 
     def end_save(self, keys: KeyColumn, stored: int) -> None:
         """So many chunks of a save are stored, as events say; the others are lost."""
-        if self._saves.end(keys, stored):
+        if self._saves.end_save(keys, stored):
             self._note_events()
 
     def forget(self, puller: Puller) -> None:

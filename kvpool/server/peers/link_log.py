@@ -51,13 +51,13 @@ class LinkLog:
     def __repr__(self) -> str:
         return f"<LinkLog of {len(self._logged)}>"
 
-    def note(self, link: PeerLink) -> None:
+    def note_link(self, link: PeerLink) -> None:
         """A link has become ready, or an attempt or a connection has ended."""
         if _what_of(link) == self._logged.get(link):
             return
         pace = self._paces.get(link) or TokenBucket(1 / CATCH_UP_S, LINES_AT_ONCE, self._clock)
         self._paces[link] = pace
-        if pace.take():
+        if pace.take_tokens():
             self._log(link)
             return
         self._left_out[link] += 1

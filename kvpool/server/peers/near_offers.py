@@ -23,7 +23,7 @@ class NearOffers:
     given: int = 0
     _columns: dict[int, Columns] = field(default_factory=dict)
 
-    def add(self, number: int, columns: Columns) -> None:
+    def add_offer(self, number: int, columns: Columns) -> None:
         """An offer; `columns`: arena offsets, slots and generations of its chunks, u64."""
         self._columns[number] = columns
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
+from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import KVPoolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
@@ -34,6 +35,7 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.doubts import Doubts
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
@@ -46,30 +48,16 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 10.0
 # Of the loop's time, for all pulls of all peers.
 LOOP_SHARE = 0.2
+OFFERS_MAX = 256
+# Of the arena, what one peer is offered at once where `peer.offered` does not say.
+OFFERED_PART = 4
+# How long a stranger's connection to the stream listener may take to name a ticket.
+HELLO_TIMEOUT_S = 2.0
 # One peer has at most a quarter of all offers: one that never receives what it asks for leaves the others theirs.
 PEER_PART = 4
 # How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
 ROOM_S = 0.5
 _WORD = 8
-
-
-@dataclass(frozen=True, slots=True)
-class OfferSettings:
-    """Bounds of offers. `address`: of the stream listener, numeric. `connections`: streams of one pull at most.
-    `peer_bytes_max`: offered to one peer at once. The others: see `kvpool_native.ExtentServer`; a pace is of one peer."""
-
-    address: str = "127.0.0.1"
-    port: int = 0
-    threads: int = 4
-    connections: int = 2
-    offers_max: int = 256
-    strangers_max: int = 64
-    connections_max: int = 256
-    hello_timeout_s: float = 2.0
-    stall_s: float = 2.0
-    peer_bytes_per_s: int = 0
-    peer_bytes_max: int = 4 << 30
-    is_encrypted: bool = False
 
 
 @dataclass(slots=True)
@@ -98,33 +86,37 @@ class Offers:
     def __init__(
         self,
         pool: Pool,
-        settings: OfferSettings,
+        config: PeerConfig,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         *,
+        room: PeerRoom,
         engine: Engine | None = None,
         near: NearOffers | None = None,
     ) -> None:
         """`engine`: by which chunks are served too, beside the stream. `near`: who may copy them out of this node's memory."""
         self._pool = pool
-        self._settings = settings
+        self._config = config
         self._clock = clock
         self._loop = loop
         memory = pool.memory
+        self._peer_bytes_max = config.offered or memory.arena.size // OFFERED_PART
+        assert config.stream is not None
+        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
         self._index = kvpool_native.IndexView(memory.index)
         self._server = kvpool_native.ExtentServer(
             memory.arena,
             memory.index,
-            settings.address,
-            settings.port,
-            threads=settings.threads,
-            offers_max=settings.offers_max,
-            strangers_max=settings.strangers_max,
-            connections_max=settings.connections_max,
-            hello_timeout_s=settings.hello_timeout_s,
-            stall_s=settings.stall_s,
-            peer_bytes_per_s=settings.peer_bytes_per_s,
-            encrypted=settings.is_encrypted,
+            host.strip("[]"),
+            int(port),
+            threads=config.threads,
+            offers_max=OFFERS_MAX,
+            strangers_max=room.stream_strangers,
+            connections_max=room.streams,
+            hello_timeout_s=HELLO_TIMEOUT_S,
+            stall_s=config.stall_timeout,
+            peer_bytes_per_s=config.rate,
+            encrypted=config.encrypt,
         )
         self._parts = (
             None
@@ -134,14 +126,13 @@ class Offers:
                 memory.arena,
                 self._index,
                 self._checks_of,
-                threads=settings.threads,
-                bytes_per_s=settings.peer_bytes_per_s,
+                threads=config.threads,
+                bytes_per_s=config.rate,
                 clock=clock,
             )
         )
         self._near = near
-        host = f"[{settings.address}]" if ":" in settings.address else settings.address
-        self.stream = f"{'tls' if settings.is_encrypted else 'tcp'}://{host}:{self._server.port}"
+        self.stream = f"{'tls' if config.encrypt else 'tcp'}://{host}:{self._server.port}"
         self._connections = PullerConnections(pool)
         self._offered: dict[int, _Offered] = {}
         self._counts: Counter[str] = Counter()
@@ -265,7 +256,7 @@ class Offers:
         self, puller: Puller, connection: PullerConnection, session: EngineSession, pull: r.Pull, *, deadline: Deadline
     ) -> r.Offer | None:
         """Lease what is here of the chunks that are asked for, and have them sent to who has the ticket."""
-        if connection.peer.offers >= self._settings.offers_max // PEER_PART:
+        if connection.peer.offers >= OFFERS_MAX // PEER_PART:
             raise _NoRoomNow("the node has as many offers for this one as one node may have")
         until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
         while True:
@@ -284,7 +275,7 @@ class Offers:
         self, puller: Puller, connection: PullerConnection, session: EngineSession, pull: r.Pull, *, deadline: Deadline
     ) -> tuple[str, r.Offer | None]:
         """Offer as many of the chunks as there is room for; or why that has to wait until other offers of the node end."""
-        peer, most = connection.peer, self._settings.peer_bytes_max
+        peer, most = connection.peer, self._peer_bytes_max
         chunk_bytes = session.own.layout.extents * session.own.layout.extent_bytes
         # One in any case, where the node is offered nothing else.
         fitting = max((most - peer.offered_bytes) // chunk_bytes, 0 if peer.offered_bytes else 1)
@@ -371,7 +362,7 @@ class Offers:
         )
         ticket = os.urandom(r.TICKET_BYTES)
         # A stream that waits for an engine's extents is given one thread, not several.
-        connections = 1 if saved.offsets else min(self._settings.connections, chunks)
+        connections = 1 if saved.offsets else min(self._config.connections, chunks)
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
@@ -396,14 +387,14 @@ class Offers:
         offered = OfferedChunks(columns, layout.extents, layout.extent_bytes)
         checks = self._checks_of(offered)
         if self._parts is not None:
-            self._parts.add(number, connection.name, offered, checks)
+            self._parts.add_offer(number, connection.name, offered, checks)
         if self._near is not None:
-            self._near.add(number, columns)
+            self._near.add_offer(number, columns)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
 
     @property
     def _has_thread_for_saves(self) -> bool:
-        return sum(bool(one.unleased) for one in self._offered.values()) < max(1, self._settings.threads - 1)
+        return sum(bool(one.unleased) for one in self._offered.values()) < max(1, self._config.threads - 1)
 
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
         """Checksums of chunks whose extents have all landed; else none."""
@@ -464,7 +455,7 @@ class Offers:
 
     def _settle(self) -> None:
         """Release the leases of offers that have ended."""
-        for ended in self._server.completed():
+        for ended in self._server.take_outcomes():
             offered = self._offered.pop(ended.offer)
             if self._parts is not None:
                 self._parts.drop(ended.offer)

@@ -60,7 +60,8 @@ class PullerConnections:
         self._pool = pool
         self._peers: dict[str, PullingPeer] = {}
         self._connected: dict[int, PullerConnection] = {}
-        self._sessions, self._numbers = FIRST_CONNECTION, FIRST_PEER
+        self._sessions = FIRST_CONNECTION
+        self._numbers = FIRST_PEER
         self._free: deque[ConnectionId] = deque()  # numbers of sessions that have ended
 
     def __repr__(self) -> str:

@@ -44,12 +44,12 @@ class SaveNotes:
     def __repr__(self) -> str:
         return f"<SaveNotes {len(self._notes)}, the last one {self._last}>"
 
-    def begin(self, keys: KeyColumn) -> None:
+    def begin_save(self, keys: KeyColumn) -> None:
         """Chunks of a save can be followed from now on."""
         for key in keys:
             self._note(key, self._saves_of(key) + 1)
 
-    def end(self, keys: KeyColumn, stored: int) -> bool:
+    def end_save(self, keys: KeyColumn, stored: int) -> bool:
         """A save has ended: so many of its chunks were stored, the others are lost. So is one that was dropped since: while the
         save was under way, the event of that was not reported. Whether any is lost."""
         gone = [key for key in keys[:stored] if not self._has(key)]

@@ -14,23 +14,20 @@ Control thread only; no I/O. Invariants: each chunk under way has one pin in the
 the tier's, which ends after its last chunk was reported; a prefix has at most one part under way."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 import kvpool_native
-from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
-from kvpool.clock import NS_PER_S, Clock
-from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import PART_CHUNKS
 from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
-from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
-from kvpool.tiers.copies import CopyMoves, CopyTier
-from kvpool.tiers.jobs import Jobs
+from kvpool.tiering.link import ArenaSide, StockedLink
+from kvpool.tiers.base import NOT_STARTED, Counters, Exported, Finished, Moves, Outcome
 from kvpool.types import HoldId, Level, ReservationId, SaveState
 
 # Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
@@ -39,96 +36,69 @@ STARTED_AT_ONCE = 32
 # for some milliseconds (a guess).
 COPYING_FRACTION = 8
 COPYING_BYTES = 128 << 20
-# A tier that has reported nothing of a job for so long has lost it: what its device does takes seconds at most.
-LOST_S = 300
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
     """Chunks of a prefix that are being copied. `pins`: in the arena."""
 
-    owner: "CopyLink"
     prefix: LeasedPrefix
     reservation: ReservationId
-    moves: CopyMoves
+    moves: Moves
     pins: list[HoldId]
     is_good: list[bool]
     ready: int = 0  # leading chunks that are copied
     stored: int = 0  # those of them that the tier's directory has accepted
 
-    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a copy has no time
-        """See `Job`."""
-        self.owner.settle(self, finished)
 
-    def end(self, now_ns: int) -> None:
-        """See `Job`."""
-        self.owner.finish(self, now_ns)
-
-
-class CopyLink:
+class CopyLink(StockedLink[Exported]):
     """See the module."""
 
-    def __init__(
-        self,
-        arena: ArenaTier,
-        tier: CopyTier,
-        namespaces: Namespaces,
-        clock: Clock,
-        *,
-        index: kvpool_native.IndexView,
-        on_settled: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`index`: has the checksums of the arena's chunks. `on_settled`: called when pins in the arena may have ended."""
-        self.tier = tier
-        self._arena = arena.directory
-        self._copies = tier.slots.directory
+    def __init__(self, side: ArenaSide, tier: Exported, index: kvpool_native.IndexView) -> None:
+        """`index`: has the checksums of the arena's chunks."""
+        super().__init__(side, tier)
+        self._copies = self.slots.directory
         self._index = index
-        self._on_settled = on_settled
-        self._namespaces = namespaces
-        self._clock = clock
-        budget = PromotionBudget(tier.capacity_bytes, arena.capacity_bytes)
-        self._placement = Placement(arena.directory, tier.slots.directory, budget)
-        self._bytes_max = max(1, min(tier.capacity_bytes // COPYING_FRACTION, COPYING_BYTES))
-        self._jobs = Jobs(clock)
-        self._bad_in_arena, self._bad_in_tier = BadChunkLog("dram", clock), BadChunkLog(tier.name, clock)
-        self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs, self._bad_in_tier)
+        self._capacity_bytes = self.slots.capacity_bytes
+        budget = PromotionBudget(self._capacity_bytes, side.arena.capacity_bytes)
+        self._placement = Placement(self._arena, self._copies, budget)
+        self._bytes_max = max(1, min(self._capacity_bytes // COPYING_FRACTION, COPYING_BYTES))
         self._due = DuePrefixes()
         self._turn: asyncio.Handle | None = None
         self._walk: kvpool_native.FlushWalk | None = None  # drops all copies, where the memory is lost
-        self._pins = 0
+        self._parts: set[_Part] = set()  # under way
         self._bytes = 0
-        self.copied_chunks = self._copied_bytes = self.failed_chunks = self.corrupt_chunks = 0
-        namespaces.add_upper(tier.slots)
+        self._pins = 0
+        self._corrupt_in_arena = 0
+        self.copied_chunks = 0
+        self.failed_chunks = 0
+        self._copied_bytes = 0
+        side.namespaces.add_upper(self.slots)
 
     def __repr__(self) -> str:
         return f"<CopyLink to {self.tier!r}, {len(self._due)} due, {self._bytes} bytes under way>"
 
     @property
     def pins(self) -> int:
-        """Pins in the arena's directory."""
+        """See `Link`: those of copies under way."""
         return self._pins
 
-    def start(self) -> None:
-        """Begin to open the tier, in the background."""
-        self.tier.start(self._namespaces, self)
+    @property
+    def corrupt_in_arena(self) -> int:
+        """See `Link`."""
+        return self._corrupt_in_arena
 
     async def close(self) -> bool:
-        """End everything under way. False where a thread is left waiting for its device."""
+        """See `Link`."""
         self._due.clear()
-        has_ended = await self.tier.close()
-        self.on_completed()
-        if self._turn is not None:
-            self._turn.cancel()
-        for bad_chunk_log in (self._bad_in_arena, self._bad_in_tier):
-            bad_chunk_log.close()
-        return has_ended
+        return await super().close()
 
     def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> None:
         """A connection that can read the tier was granted a lease with these holds in the arena, of equal length."""
         if not self.tier.can_copy:
             return
         for prefix in self._placement.note_lease(namespace, holds):
-            self._due.add(prefix)
+            self._due.add_prefix(prefix)
             self._wake()
 
     def find(self, holds: Sequence[HoldId]) -> kvpool_native.HoldColumns:
@@ -136,31 +106,28 @@ class CopyLink:
         return self._arena.copies(holds)
 
     def on_completed(self) -> None:
-        """See `CopyOwner`: settle finished chunks, then start what is due."""
-        now_ns = self._clock.now_ns()
-        finished = self.tier.completed()
-        for one in finished:
-            self._jobs.settle(one, now_ns)
+        """See `TierOwner`: settle finished chunks, then start what is due."""
+        has_settled = self._settle_finished() > 0
         if self._due:
             self._wake()
-        if finished:
+        if has_settled:
             if not self.tier.can_copy and self._walk is None and self._copies.stats()["chunks"]:
                 self._drop_all()  # copies that were being checked when the others were dropped
             self._on_settled()
 
     def on_lost(self) -> None:
-        """See `CopyOwner`: drop every copy, in parts."""
+        """See `TierOwner`: drop every copy, in parts."""
         self._due.clear()
         self._drop_all()
 
-    def settle(self, part: _Part, finished: Finished) -> None:
+    def settle_part(self, part: _Part, finished: Finished) -> None:
         """Note that a chunk of a part was copied, or was not."""
         chunk = finished.chunk
         part.is_good[chunk] = finished.outcome is Outcome.DONE
         is_bad = finished.outcome is Outcome.BAD_SOURCE
         if is_bad and self._arena.drop(part.moves.keys[chunk], part.moves.generations[chunk]):
             # else it has left the arena while it was copied
-            self.corrupt_chunks += 1
+            self._corrupt_in_arena += 1
             place = f"offset {part.moves.arena_offsets[chunk]} of the arena"
             self._bad_in_arena.note_bad_chunk(part.moves.keys[chunk], finished.fault, place)
         while part.ready < len(part.is_good) and part.is_good[part.ready]:
@@ -169,7 +136,8 @@ class CopyLink:
     def finish(self, part: _Part, now_ns: int) -> None:
         """Publish the leading copies of a part whose last chunk was reported, and go on with its climb."""
         self._publish(part, now_ns)
-        self._end(part, now_ns)
+        self._release(part, now_ns)
+        self._parts.remove(part)
         self._pins -= len(part.pins)
         self._bytes -= self._size_of(part)
         self.failed_chunks += len(part.is_good) - part.stored
@@ -177,16 +145,16 @@ class CopyLink:
         if not self.tier.can_copy:
             self._drop_all()
         elif part.stored == len(part.is_good):
-            self._due.add(part.prefix)
+            self._due.add_prefix(part.prefix)
 
     def stats(self) -> Counters:
-        """Counters, by name: of the tier and of the copies."""
+        """See `Link`."""
         name, placement = self.tier.name, self._placement
         counted = self._copies.stats()
         return {
             f"{name}.chunks": counted["chunks"],
             f"{name}.used_bytes": counted["used_bytes"],
-            f"{name}.capacity_bytes": self.tier.capacity_bytes,
+            f"{name}.capacity_bytes": self._capacity_bytes,
             f"{name}.evicted_chunks": counted["shed_chunks"] + counted["evicted_chunks"],
             f"{name}.withdrawn_chunks": counted["withdrawn_chunks"],
             f"{name}.promoted_chunks": self.copied_chunks,
@@ -201,22 +169,18 @@ class CopyLink:
             f"{name}.served_bytes": placement.served_bytes,
             f"{name}.checks_under_way": self.checksum_jobs.pins,
             f"{name}.corrupt_chunks": self.checksum_jobs.corrupt_chunks,
-            f"{name}.bad_sources": self.corrupt_chunks,
+            f"{name}.bad_sources": self._corrupt_in_arena,
             **self.tier.stats(),
         }
 
     def verify(self, *, with_shared: bool = True) -> list[str]:
-        """Broken invariants of the tier, its slots, and the holds and pins on them, one line each."""
-        slots, name = self.tier.slots, self.tier.name
-        problems = slots.verify(with_shared=with_shared, holds=0, pins=self.checksum_jobs.pins)
-        parts = [job for job in self._jobs.all() if isinstance(job, _Part)]
-        if sum(len(part.pins) for part in parts) != self._pins or sum(map(self._size_of, parts)) != self._bytes:
-            problems.append(f"{name}: {self._pins} pins and {self._bytes} bytes are counted, not those under way")
-        if self._jobs.strays:
-            problems.append(f"{name}: {self._jobs.strays} reports were nobody's")
-        silence_s = self._jobs.silence_ns() // NS_PER_S
-        if silence_s > LOST_S:
-            problems.append(f"{name}: a job has had no report for {silence_s} s, expected {LOST_S} at most")
+        """See `Link`."""
+        problems = super().verify(with_shared=with_shared)
+        pins = sum(len(part.pins) for part in self._parts)
+        if pins != self._pins or sum(map(self._size_of, self._parts)) != self._bytes:
+            problems.append(
+                f"{self.tier.name}: {self._pins} pins and {self._bytes} bytes are counted, not those under way"
+            )
         return problems
 
     def _size_of(self, part: _Part) -> int:
@@ -241,7 +205,7 @@ class CopyLink:
         """Start to copy the next parts of what is due. Whether more can start now."""
         left = STARTED_AT_ONCE
         while left > 0 and self._due and self._has_room:
-            started = self._start_part(self._due.take(), left, now_ns)
+            started = self._start_part(self._due.take_prefix(), left, now_ns)
             if started is None:
                 return False
             left -= max(1, started)
@@ -254,7 +218,7 @@ class CopyLink:
     def _start_part(self, prefix: LeasedPrefix, chunks_max: int, now_ns: int) -> int | None:
         """Start to copy the next chunks of a prefix: how many. 0: no more of it is copied; None: the tier takes no more now."""
         chunks_max = min(chunks_max, max(1, (self._bytes_max - self._bytes) // prefix.chunk_bytes))
-        size_class = self.tier.slots.size_class_of(prefix.namespace.layout)
+        size_class = self.slots.size_class_of(prefix.namespace.layout)
         made = self._placement.reserve(prefix, size_class, chunks_max, now_ns) if size_class is not None else None
         if made is None:
             return 0
@@ -264,17 +228,18 @@ class CopyLink:
         part = self._pinned_part(prefix, made, first, taken)
         job_id = self.tier.copy(prefix.namespace, part.moves) if part.pins else NOT_STARTED
         if not job_id:
-            self._end(part, now_ns)
+            self._release(part, now_ns)
             if part.pins:
-                self._due.add(prefix, is_next=True)
+                self._due.add_prefix(prefix, is_next=True)
                 return None
             if first == len(made.states):
-                self._due.add(prefix)  # others have copied all of it meanwhile
+                self._due.add_prefix(prefix)  # others have copied all of it meanwhile
             return 0
         self._pins += len(part.pins)
         self._bytes += self._size_of(part)
         self._placement.spend(len(part.pins), prefix.chunk_bytes)
-        self._jobs.add(job_id, part, len(part.pins))
+        self._jobs.add_job(job_id, len(part.pins), partial(self.settle_part, part), partial(self.finish, part))
+        self._parts.add(part)
         return len(part.pins)
 
     def _pinned_part(self, prefix: LeasedPrefix, made: kvpool_native.Reserved, first: int, taken: int) -> _Part:
@@ -288,32 +253,27 @@ class CopyLink:
                 break
             pins.append(HoldId(pin))
         columns = self._arena.columns(pins)
-        moves = CopyMoves(
+        moves = Moves(
             keys=list(keys[: len(pins)]),
-            arena_offsets=np.frombuffer(columns.offsets, "<u8").tolist(),
-            slots=np.frombuffer(columns.slots, "<u8").tolist(),
-            generations=np.frombuffer(columns.generations, "<u8").tolist(),
+            parents=(),
             offsets=np.frombuffer(made.offsets, "<u8")[first : first + len(pins)].tolist(),
+            generations=np.frombuffer(columns.generations, "<u8").tolist(),
+            arena_offsets=np.frombuffer(columns.offsets, "<u8").tolist(),
+            arena_slots=np.frombuffer(columns.slots, "<u8").tolist(),
         )
-        return _Part(self, prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
+        return _Part(prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
 
-    def _end(self, part: _Part, now_ns: int) -> None:
+    def _release(self, part: _Part, now_ns: int) -> None:
         for pin in part.pins:
             self._arena.unpin(pin)
         if part.reservation:
             self._copies.end_reservation(part.reservation, now_ns)
 
-    def _check(self, chunk: Stored) -> JobId:
-        """Start to compare a copy, which has a pin, with the checksums of its slot."""
-        slot = _number(self._copies.columns([chunk.pin]).slots)
-        moves = CopyMoves([chunk.key], [0], [slot], [chunk.generation], [chunk.offset])
-        return self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
-
     def _publish(self, part: _Part, now_ns: int) -> None:
         """Commit the leading copies of a part in the tier's directory, so that they are found there."""
         if not part.ready or not self.tier.can_copy:
             return
-        extents, slots = part.prefix.namespace.layout.extents, part.moves.slots[: part.ready]
+        extents, slots = part.prefix.namespace.layout.extents, part.moves.arena_slots[: part.ready]
         checksums = np.array(
             [[self._index.checksum_at(slot, extent) for extent in range(extents)] for slot in slots], "<u4"
         )
@@ -325,6 +285,12 @@ class CopyLink:
         self.copied_chunks += part.stored
         self._copied_bytes += part.stored * part.prefix.chunk_bytes
 
+    def _note_closed(self) -> None:
+        self.on_completed()
+        if self._turn is not None:
+            self._turn.cancel()
+        super()._note_closed()
+
     def _drop_all(self) -> None:
         """Drop every copy that nobody holds or checks, in the next turns."""
         self._walk = kvpool_native.FlushWalk(self._copies, None, self._clock.now_ns())
@@ -334,8 +300,3 @@ class CopyLink:
 def _leading(states: bytes, state: SaveState) -> int:
     """How many leading chunks are in this state."""
     return len(states) - len(states.lstrip(bytes([state])))
-
-
-def _number(column: bytes) -> int:
-    """The only word of a column."""
-    return int.from_bytes(column, "little")

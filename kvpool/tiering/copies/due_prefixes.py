@@ -29,7 +29,7 @@ class DuePrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def add(self, prefix: LeasedPrefix, *, is_next: bool = False) -> None:
+    def add_prefix(self, prefix: LeasedPrefix, *, is_next: bool = False) -> None:
         """Add a prefix behind the others, or before them."""
         name = _name_of(prefix)
         if name in self._prefixes:
@@ -39,10 +39,10 @@ class DuePrefixes:
         if is_next:
             self._prefixes.move_to_end(name, last=False)
         while len(self) > 1 and (len(self) > DUE_MAX or self._chunks > DUE_CHUNKS_MAX):
-            self.take()
+            self.take_prefix()
             self.left_out += 1
 
-    def take(self) -> LeasedPrefix:
+    def take_prefix(self) -> LeasedPrefix:
         """The next prefix, which is here no more. REQUIRES: there is one."""
         _, prefix = self._prefixes.popitem(last=False)
         self._chunks -= len(prefix.keys)

@@ -50,8 +50,10 @@ class Placement:
         self._arena = arena
         self._copies = copies
         self._budget = budget
-        self.leased_chunks = self.leased_bytes = 0
-        self.served_chunks = self.served_bytes = 0
+        self.leased_chunks = 0
+        self.leased_bytes = 0
+        self.served_chunks = 0
+        self.served_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"

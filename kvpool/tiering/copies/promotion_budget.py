@@ -13,7 +13,7 @@ these bytes, a smaller one its share.
     EARNED for each byte served         ├──► left ──► bytes moved up
     TRIED · share for each byte missed  ┘
 
-`kvpool.sim` chose both numbers (docs/sizing.md): on three traces and for three sizes of a device fewer than two bytes are
+`kvpool_tools.sim` chose both numbers (docs/sizing.md): on three traces and for three sizes of a device fewer than two bytes are
 moved for each byte served, but for a device of 43 blocks on one of them. Metadata only; no clock. Control thread only.
 Invariants: 0 <= left <= capacity; all bytes spent are at most what the drawing says.
 """

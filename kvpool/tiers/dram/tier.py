@@ -21,9 +21,10 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config.config import DramConfig
 from kvpool.errors import LayoutMismatch
+from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram import numa as numa_nodes
 from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
-from kvpool.types import PAGE_BYTES, Level
+from kvpool.types import PAGE_BYTES
 from kvpool.units import write_size
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,6 @@ class DramTier:
     Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
     """
 
-    level = Level.DRAM
-
     def __init__(self, geometry: kvpool_native.DirectoryGeometry, config: DramConfig, epoch: bytes) -> None:
         """Raises MemoryError or OSError where there is not enough memory, ConfigError for a NUMA node that does not exist."""
         self.geometry = geometry
@@ -80,6 +79,11 @@ class DramTier:
     def __repr__(self) -> str:
         use = self.page_use()
         return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
+
+    @property
+    def memory(self) -> ArenaMemory:
+        """The shared memory that clients map, and the directory of its chunks."""
+        return ArenaMemory(self.arena, self.index, self.directory)
 
     def seal(self, *, is_arena_read_only: bool) -> None:
         """Let only this process write the index and, if wanted, the arena. Called once, after the index is laid out.

@@ -5,13 +5,11 @@ ever on a broken device: it runs on a thread of its own, and closing on an execu
 usable."""
 
 import os
-from typing import Protocol
 
 import kvpool_native
 from kvpool.config.hbm_options import ORDINAL_MAX, HbmConfig
 from kvpool.errors import KVPoolError
-from kvpool.tiers.base import ArenaMemory, Info
-from kvpool.tiers.copies import MemoryExport
+from kvpool.tiers.base import ArenaMemory, Info, MemoryExport
 from kvpool.tiers.hbm.plan import RING_BYTES, HbmPlan
 
 # What the driver answers for the number after that of the last device.
@@ -22,45 +20,8 @@ class DeviceUnavailable(KVPoolError):
     """The device, or its memory, cannot be had."""
 
 
-class UsableDevice(Protocol):
-    """A device as its tier uses it. Control thread only, but for `close`."""
-
-    @property
-    def name(self) -> str:
-        """What the driver calls it."""
-
-    @property
-    def export(self) -> MemoryExport:
-        """Its memory, for clients."""
-
-    @property
-    def is_hung(self) -> bool:
-        """Whether it has left what it was given unanswered."""
-
-    def fileno(self) -> int:
-        """A descriptor that can be read while there is something completed."""
-
-    def copy(self, rows: bytes) -> int:
-        """Start to copy the chunks of `CopyMoves.rows`: the job's number, 0 where too much is under way."""
-
-    def check(self, rows: bytes) -> int:
-        """Start to compare copies with their checksums, alike."""
-
-    def completed(self) -> list[tuple[int, int, int]]:
-        """What has ended since the last call: job, chunk, and `Outcome`, each chunk once."""
-
-    def stats(self) -> dict[str, int | float]:
-        """What it counts."""
-
-    def info(self) -> Info:
-        """What operators may want to know."""
-
-    def close(self, timeout_s: float) -> bool:
-        """End everything; each chunk under way is reported. False: it hangs, and a thread is abandoned. Blocks."""
-
-
 class OpenDevice:
-    """An opened device; see `UsableDevice`."""
+    """An opened device. Control thread only, but for `close`."""
 
     def __init__(self, plan: HbmPlan, memory: ArenaMemory) -> None:
         """Blocks. Raises DeviceUnavailable."""
@@ -92,20 +53,20 @@ class OpenDevice:
         return bool(self._mover.stats()["is_unresponsive"])
 
     def fileno(self) -> int:
-        """The mover's eventfd."""
+        """The mover's eventfd, which can be read while there is something completed."""
         return self._mover.fileno()
 
     def copy(self, rows: bytes) -> int:
-        """Start to copy chunks to the device."""
+        """Start to copy the chunks of these rows (`DEVICE_MOVE_ROW`): the job's number, 0 where too much is under way."""
         return self._mover.promote(rows)
 
     def check(self, rows: bytes) -> int:
-        """Start to compare copies with their checksums."""
+        """Start to compare copies with their checksums, alike."""
         return self._mover.check(rows)
 
     def completed(self) -> list[tuple[int, int, int]]:
-        """What has ended."""
-        return [(end.job, end.chunk, end.outcome) for end in self._mover.completed()]
+        """What has ended since the last call: job, chunk, and `Outcome`, each chunk once."""
+        return [(end.job, end.chunk, end.outcome) for end in self._mover.take_outcomes()]
 
     def stats(self) -> dict[str, int | float]:
         """What the mover counts."""
@@ -121,7 +82,7 @@ class OpenDevice:
         }
 
     def close(self, timeout_s: float) -> bool:
-        """End the mover."""
+        """End everything; each chunk under way is reported. False: it hangs, and a thread is abandoned. Blocks."""
         os.close(self._fd)
         return self._mover.stop(timeout_s)
 

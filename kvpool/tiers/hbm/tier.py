@@ -7,7 +7,7 @@ A device that failed after clients could map its memory is not tried again: a co
 written at any time, and clients keep what they have mapped. Nothing depends on this tier: DRAM has every chunk. The daemon
 starts and serves without waiting for the device.
 
-Control thread only, except where `CopyTier` says otherwise. Invariant: the mover has exactly the jobs in `_jobs`.
+Control thread only, except where `Tier` says otherwise. Invariant: the mover has exactly the jobs in `_jobs`.
 """
 
 import asyncio
@@ -16,22 +16,30 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
+import kvpool_native
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.layout import Layout
+from kvpool.packed_rows import DEVICE_MOVE_ROW
 from kvpool.tiers.base import (
     NOT_STARTED,
+    UNOWNED,
     ArenaMemory,
     Counters,
     Finished,
     Info,
     JobId,
+    MemoryExport,
+    Moves,
     Outcome,
+    TierOwner,
     TierState,
 )
-from kvpool.tiers.copies import UNOWNED, CopyMoves, CopyOwner, MemoryExport
-from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice, UsableDevice
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
 from kvpool.tiers.hbm.plan import NAME, HbmPlan
-from kvpool.tiers.slots import Slots
+from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.transfer.workers import call_later
 from kvpool.types import Level
 
@@ -50,7 +58,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class HbmTier:
-    """See the module, and `CopyTier`. `slots`: its directory, which the pool makes beside the arena's."""
+    """See the module, and `Exported`."""
 
     name = NAME
     level = Level.HBM
@@ -58,23 +66,27 @@ class HbmTier:
     def __init__(
         self,
         plan: HbmPlan,
-        slots: Slots,
         memory: ArenaMemory,
         config: Config,
         *,
-        open_device: Callable[[HbmPlan, ArenaMemory], UsableDevice] = OpenDevice,
+        open_device: Callable[[HbmPlan, ArenaMemory], OpenDevice] = OpenDevice,
     ) -> None:
         """`open_device` blocks, and raises DeviceUnavailable."""
         self.plan = plan
         self._open_device = open_device
-        self.slots = slots
-        slots.directory.cap_retained(config.dram.retained_quota)
-        slots.directory.bound_chains(config.server.max_chain_chunks)
-        self.capacity_bytes = plan.size
+        geometry = plan.geometry
+        self.slots = Slots(
+            NAME,
+            self.level,
+            SlotSizes(geometry.segment_bytes, geometry.segments, geometry.max_chunks),
+            kvpool_native.Directory.of_copies(memory.directory, geometry, config.dram.policy),
+        )
+        self.slots.directory.cap_retained(config.dram.retained_quota)
+        self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self._memory = memory
-        self._owner: CopyOwner = UNOWNED
-        self._device: UsableDevice | None = None
-        self._opening: asyncio.Future[UsableDevice] | None = None
+        self._owner: TierOwner = UNOWNED
+        self._device: OpenDevice | None = None
+        self._opening: asyncio.Future[OpenDevice] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -100,7 +112,7 @@ class HbmTier:
         """Whether chunks can be copied and checked."""
         return self._state is TierState.OK
 
-    def start(self, namespaces: Namespaces, owner: CopyOwner) -> None:  # noqa: ARG002 - nothing is restored
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:  # noqa: ARG002 - nothing is restored
         """Open the device in the background."""
         self._owner = owner
         self._open()
@@ -122,17 +134,17 @@ class HbmTier:
         """The memory that clients map."""
         return self._device.export if self._device is not None and self.can_copy else None
 
-    def copy(self, namespace: Namespace, moves: CopyMoves) -> JobId:
+    def copy(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start to copy chunks of the arena."""
         if self._device is None or not self.can_copy:
             return NOT_STARTED
-        return self._begun(self._device.copy(moves.rows(namespace.layout)), len(moves))
+        return self._begun(self._device.copy(_rows(moves, namespace.layout)), len(moves))
 
-    def check(self, namespace: Namespace, moves: CopyMoves) -> JobId:
+    def check(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start to compare copies with their checksums."""
         if self._device is None or not self.can_copy:
             return NOT_STARTED
-        return self._begun(self._device.check(moves.rows(namespace.layout)), len(moves))
+        return self._begun(self._device.check(_rows(moves, namespace.layout)), len(moves))
 
     def completed(self) -> list[Finished]:
         """Finished chunks, at most one turn's work."""
@@ -176,6 +188,10 @@ class HbmTier:
             "hbm_max_chunks": self.plan.geometry.max_chunks,
         }
 
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each: none, because the link verifies the slots."""
+        return []
+
     def problems(self) -> list[str]:
         """None: a restart opens a device again that was given up, but costs the chunks of DRAM. Any thread."""
         return []
@@ -200,7 +216,7 @@ class HbmTier:
         """Open the device on a thread of its own: it may never end."""
         self._retry = None
         loop = asyncio.get_running_loop()
-        opening: asyncio.Future[UsableDevice] = loop.create_future()
+        opening: asyncio.Future[OpenDevice] = loop.create_future()
         opening.add_done_callback(self._note_opening)
         self._opening = opening
         self._late = loop.call_later(OPENING_S, self._note_late_opening)
@@ -221,7 +237,7 @@ class HbmTier:
             self._reason = f"the driver has not answered for {OPENING_S:g} s (is the device healthy? nvidia-smi)"
             log.warning("hbm tier: %s", self._reason)
 
-    def _note_opening(self, opening: "asyncio.Future[UsableDevice]") -> None:
+    def _note_opening(self, opening: "asyncio.Future[OpenDevice]") -> None:
         """The device is open, or is tried again later."""
         if self._late is not None:
             self._late.cancel()
@@ -272,7 +288,16 @@ class HbmTier:
         return JobId(number)
 
 
-def _settle(opening: "asyncio.Future[UsableDevice]", result: UsableDevice | DeviceUnavailable) -> None:
+def _rows(moves: Moves, layout: Layout) -> bytes:
+    """Rows for native code."""
+    rows = np.empty(len(moves), DEVICE_MOVE_ROW)
+    rows["arena_offset"], rows["arena_slot"] = moves.arena_offsets, moves.arena_slots
+    rows["generation"], rows["device_offset"] = moves.generations, moves.offsets
+    rows["chunk_bytes"], rows["extents"] = layout.stored_bytes, layout.extents
+    return rows.tobytes()
+
+
+def _settle(opening: "asyncio.Future[OpenDevice]", result: OpenDevice | DeviceUnavailable) -> None:
     """End an opening, unless nobody waits for it any more."""
     if opening.done():
         return

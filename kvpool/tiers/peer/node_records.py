@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from kvpool.clock import Clock, Deadline
 from kvpool.log_pace import LogPace
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
-from kvpool.tiers.peer.pace import Pace, PaceSettings
+from kvpool.peers.circuit_breaker import CircuitBreaker
+from kvpool.tiers.peer.pace import Pace
 
 NODES_MAX = 2048
 # For so long a node that has brought less than it seemed to have is asked after the others (guess).
@@ -59,9 +59,7 @@ class NodeRecord:
 class NodeRecords:
     """See the module."""
 
-    def __init__(self, breaker: BreakerSettings, pace: PaceSettings, *, clock: Clock, random: Uniform) -> None:
-        self._breaker = breaker
-        self._pace = pace
+    def __init__(self, clock: Clock, random: Uniform) -> None:
         self._clock = clock
         self._random = random
         self._records: OrderedDict[str, NodeRecord] = OrderedDict()
@@ -74,8 +72,8 @@ class NodeRecords:
         if node not in self._records:
             if len(self._records) >= NODES_MAX:
                 self._records.popitem(last=False)
-            breaker = CircuitBreaker(self._breaker, self._clock, self._random)
-            self._records[node] = NodeRecord(breaker, Pace(self._pace, self._clock), LogPace(self._clock))
+            breaker = CircuitBreaker(self._clock, self._random)
+            self._records[node] = NodeRecord(breaker, Pace(self._clock), LogPace(self._clock))
         self._records.move_to_end(node)
         return self._records[node]
 

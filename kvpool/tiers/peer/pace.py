@@ -10,37 +10,31 @@ any more because it was slow is tried again. Reads the clock; one thread.
 """
 
 import math
-from dataclasses import dataclass
 
 from kvpool.clock import NS_PER_S, Clock
 
 MIB = 1 << 20
 NS_PER_MIB_MAX = US_MAX = (1 << 32) - 1
+# The prior (guesses): so many bytes at this rate, after this wait.
+PRIOR_BYTES = 1.0 * MIB
+PRIOR_BYTES_PER_S = 1e9
+PRIOR_WAIT_S = 1e-3
+# What was measured counts for half after this time, and for 1/e after so many bytes or seconds of later pulls (guesses).
+HALF_S = 60.0
+RECENT_BYTES = 256.0 * MIB
+RECENT_S = 2.0
 # Of the smoothed wait, the weight of the latest one: TCP's.
 _WAIT_WEIGHT = 0.125
-
-
-@dataclass(frozen=True, slots=True)
-class PaceSettings:
-    """The prior (guesses): `prior_bytes` at `bytes_per_s`, after `wait_s`. What was measured counts for half after `half_s`,
-    and for 1/e after `recent_bytes` or `recent_s` of later pulls."""
-
-    bytes_per_s: float = 1e9
-    wait_s: float = 1e-3
-    prior_bytes: float = 1.0 * MIB
-    recent_bytes: float = 256.0 * MIB
-    recent_s: float = 2.0
-    half_s: float = 60.0
 
 
 class Pace:
     """See the module. `answers`: how many were noted."""
 
-    def __init__(self, settings: PaceSettings, clock: Clock) -> None:
-        self._settings = settings
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._bytes = self._seconds = 0.0
-        self._wait_s = settings.wait_s
+        self._bytes = 0.0
+        self._seconds = 0.0
+        self._wait_s = PRIOR_WAIT_S
         self._at_ns = clock.now_ns()
         self.answers = 0
 
@@ -50,14 +44,14 @@ class Pace:
     @property
     def bytes_per_s(self) -> float:
         """The rate at which bytes come."""
-        prior, kept = self._settings, self._kept()
-        size = prior.prior_bytes + kept * self._bytes
-        return size / (prior.prior_bytes / prior.bytes_per_s + kept * self._seconds)
+        kept = self._kept()
+        size = PRIOR_BYTES + kept * self._bytes
+        return size / (PRIOR_BYTES / PRIOR_BYTES_PER_S + kept * self._seconds)
 
     @property
     def wait_s(self) -> float:
         """The time before the first byte."""
-        return self._settings.wait_s + self._kept() * (self._wait_s - self._settings.wait_s)
+        return PRIOR_WAIT_S + self._kept() * (self._wait_s - PRIOR_WAIT_S)
 
     def cost_s(self, size: int) -> float:
         """How long so many bytes take."""
@@ -83,12 +77,12 @@ class Pace:
 
     def _kept(self) -> float:
         """The weight of what was measured, by its age."""
-        return float(0.5 ** ((self._clock.now_ns() - self._at_ns) / NS_PER_S / self._settings.half_s))
+        return float(0.5 ** ((self._clock.now_ns() - self._at_ns) / NS_PER_S / HALF_S))
 
     def _forget(self, size: int, seconds: float) -> None:
         """Make room for a new measurement."""
         self._wait_s = self.wait_s
-        later = size / self._settings.recent_bytes + seconds / self._settings.recent_s
+        later = size / RECENT_BYTES + seconds / RECENT_S
         kept = self._kept() * math.exp(-later)
         self._bytes *= kept
         self._seconds *= kept

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvpool.clock import NS_PER_S, Clock, Deadline
+from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import KVPoolError, PeerUnreachable, Refused
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
@@ -27,7 +28,6 @@ from kvpool.tiers.base import Finished, Outcome
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pulls import Part, Pull, Pulls
 from kvpool.tiers.peer.recent_misses import WRONG_S, RecentMisses
-from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker
 from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import ChunkEnd, Order, Region, Transport
@@ -53,6 +53,9 @@ BUSY = ("busy", "full", "trial")
 PAUSE_S = 0.05
 # So long a pull waits for room at a node from which nothing comes meanwhile: an engine waits for it (guess).
 BUSY_S = 2.0
+# Beside its own time a pull has that of its bytes at this rate, and so many are under way at once (guesses).
+LEAST_BYTES_PER_S = 50 << 20
+PULLS_MAX = 4096
 # The longest wait for a first turn (guess): a line moves as fast as the pulls before it come, each of which has a deadline.
 LINE_S = 60.0
 # Pulls of one node that are asked for or received at once: fewer than the offers that an owner keeps for one node.
@@ -74,7 +77,7 @@ class PullDriver:
         *,
         nodes: NodeRecords,
         transports: Sequence[Transport],
-        settings: PeerTierSettings,
+        config: PeerConfig,
         clock: Clock,
         find_next: Callable[[Pull], NodeName | None],
         on_ended: Callable[[], None],
@@ -85,12 +88,14 @@ class PullDriver:
         self._link_of = link_of
         self._nodes = nodes
         self._transports = tuple(transports)
-        self._settings = settings
+        self._config = config
         self._clock = clock
         self._find_next = find_next
         self._on_ended = on_ended
-        self._asking, self._open = Asking(clock), NodeTurns(OPEN)
-        self._misses, self._wrong = RecentMisses(clock), RecentMisses(clock, WRONG_S)
+        self._asking = Asking(clock)
+        self._open = NodeTurns(OPEN)
+        self._misses = RecentMisses(clock)
+        self._wrong = RecentMisses(clock, WRONG_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.read_bytes = 0
@@ -126,7 +131,7 @@ class PullDriver:
             return False
         return True
 
-    def begin(self, pull: Pull) -> None:
+    def begin_pull(self, pull: Pull) -> None:
         """Begin to bring a pull's chunks."""
         self._enter(pull)
         task = asyncio.get_running_loop().create_task(self._bring(pull))
@@ -179,7 +184,7 @@ class PullDriver:
                 breaker = self._nodes.of(node).breaker
                 if link is None or self._is_late(pull):
                     return "gone" if link is None else "late"
-                permit = breaker.ask()
+                permit = breaker.ask_permit()
                 if permit is None:
                     return "trial" if breaker.state is BreakerState.HALF_OPEN else "gone"
                 is_asked = True
@@ -195,23 +200,27 @@ class PullDriver:
         first turn, and anew with each part that has come."""
         if pull.clocked != pull.first and not (pull.clocked < 0 and pull.deadline.has_passed()):
             pull.clocked, pull.busy = pull.first, None
-            timeout_s = self._settings.timeout_s(pull.left * pull.layout.stored_bytes)
-            pull.deadline = Deadline(self._settings.answer_s + timeout_s, self._clock)
+            timeout_s = self._timeout_s(pull)
+            pull.deadline = Deadline(self._config.answer_timeout + timeout_s, self._clock)
         return pull.deadline.has_passed()
+
+    def _timeout_s(self, pull: Pull) -> float:
+        """The longest time for the chunks of a pull that are left."""
+        return self._config.pull_timeout + pull.left * pull.layout.stored_bytes / LEAST_BYTES_PER_S
 
     async def _ask(self, pull: Pull, link: PeerLink, permit: Permit) -> str:
         """Ask for the chunks of a pull that are left, and receive what is offered of them."""
         record, left_s = self._nodes.of(pull.node), max(0.001, pull.deadline.remaining_s())
-        timeout_s = min(left_s, self._settings.timeout_s(pull.left * pull.layout.stored_bytes))
-        answer_s = min(left_s, self._settings.answer_s)
+        timeout_s = min(left_s, self._timeout_s(pull))
+        answer_s = min(left_s, self._config.answer_timeout)
         request = self._request_of(pull, link, int((answer_s + timeout_s) * 1000))
         fault, asked_ns = "", self._clock.now_ns()
         try:
-            offer: r.Offer = await self._asking.ask(
+            offer: r.Offer = await self._asking.ask_node(
                 link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
             )
         except PeerUnreachable as error:
-            if answer_s < self._settings.answer_s:  # it was not given its time
+            if answer_s < self._config.answer_timeout:  # it was not given its time
                 record.breaker.succeed(permit)
                 return "late"
             record.breaker.fail(permit)
@@ -249,12 +258,12 @@ class PullDriver:
         if not offer.chunks:
             self.counts["empty"] += 1
             if pull.is_named:
-                self._misses.note(pull.node, pull.moves.keys[pull.first])
+                self._misses.note_miss(pull.node, pull.moves.keys[pull.first])
             else:
                 self._defer(pull, "", f"had none of {pull.left} chunks that it had announced")
             self._decline(pull, pull.first)
             return "gone"
-        if self._settings.is_encrypted and not (address and address.is_encrypted):
+        if self._config.encrypt and not (address and address.is_encrypted):
             text = "would send chunks unencrypted: peer.encrypt is true here, not there"
             return self._defer(pull, "unencrypted", text, is_wrong=True)
         if address is None:
@@ -268,7 +277,7 @@ class PullDriver:
             into=Region(*pull.columns(offer.chunks)),
             extents=pull.layout.extents,
             extent_bytes=pull.layout.extent_bytes,
-            stall_s=self._settings.stall_s,
+            stall_s=self._config.stall_timeout,
             timeout_s=min(timeout_s, max(0.001, pull.deadline.remaining_s())),
         )
         if not await self._receive(pull, part, order):
@@ -326,7 +335,7 @@ class PullDriver:
         record.defer(self._clock)
         if fault:
             self.counts[fault] += 1
-            end = record.faults.take()
+            end = record.faults.take_line()
             if end is not None and is_wrong:
                 log.warning("peer %s %s%s", pull.node, error, end)
             elif end is not None:
@@ -387,5 +396,5 @@ class PullDriver:
             return False
         key = pull.moves.keys[pull.first + one.chunk]
         is_known = self._wrong.has(pull.node, key)
-        self._wrong.note(pull.node, key)
+        self._wrong.note_miss(pull.node, key)
         return is_known

@@ -122,7 +122,7 @@ class Pulls:
         """What was asked of a node, or will be, and has not come."""
         return self._bytes_of[node]
 
-    def begin(self, order: PullOrder, namespace: Namespace, moves: Moves, deadline: Deadline) -> Pull:
+    def begin_pull(self, order: PullOrder, namespace: Namespace, moves: Moves, deadline: Deadline) -> Pull:
         """A new pull, of which nothing was asked yet. Behind the deadline no further part is asked for."""
         self._jobs += 1
         run = order.run

@@ -25,7 +25,7 @@ class RecentMisses:
     def __repr__(self) -> str:
         return f"<RecentMisses {len(self._until)}>"
 
-    def note(self, node: str, key: bytes) -> None:
+    def note_miss(self, node: str, key: bytes) -> None:
         """The node does not have this chunk now, or has it with wrong bytes."""
         self._until.pop((node, key), None)
         self._until[node, key] = Deadline(self._remembered_s, self._clock)

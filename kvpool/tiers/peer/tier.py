@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Container, Sequence
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
-from kvpool.config.config import Config
-from kvpool.index.namespaces import Namespace
+from kvpool.config.peer_options import PeerConfig
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.index.remote_chunks import RemoteRun as RemoteChunksRun
 from kvpool.key_column import KeyColumn
@@ -26,9 +26,8 @@ from kvpool.tiers.base import NOT_STARTED, UNOWNED, ArenaMemory, Counters, Finis
 from kvpool.tiers.peer.choice import choose_run
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import Pace
-from kvpool.tiers.peer.pull_driver import LINE_S, PULL_FAULTS, PullDriver
+from kvpool.tiers.peer.pull_driver import LINE_S, PULL_FAULTS, PULLS_MAX, PullDriver
 from kvpool.tiers.peer.pulls import Pull, Pulls
-from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_transport import StreamTransport
 from kvpool.transfer.transport import Transport
@@ -51,7 +50,7 @@ class _Silent:
 
 
 class PeerTier:
-    """See the module, and `RemoteTier`. `link_of`: the link to a node, if there is one."""
+    """See the module, and `Remote`. `link_of`: the link to a node, if there is one."""
 
     name = NAME
     level = Level.PEER
@@ -62,7 +61,7 @@ class PeerTier:
         chunks: RemoteChunks,
         link_of: Callable[[NodeName], PeerLink | None],
         *,
-        settings: PeerTierSettings,
+        config: PeerConfig,
         clock: Clock,
         random: Uniform,
         transports: Sequence[Transport] = (),
@@ -70,22 +69,21 @@ class PeerTier:
         """`transports`: ways by which chunks may come beside the stream, the best one first."""
         self._chunks = chunks
         self._link_of = link_of
-        self._settings = settings
         self._clock = clock
         self._index = kvpool_native.IndexView(memory.index)
         self._pulls = Pulls(kvpool_native.LandingBoard(memory.index))
-        stream = StreamTransport(memory.arena, memory.index, threads=settings.threads, jobs_max=settings.pulls_max)
+        stream = StreamTransport(memory.arena, memory.index, threads=config.threads, jobs_max=PULLS_MAX)
         self._transports = (*transports, stream)
-        self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
+        self.nodes = NodeRecords(clock, random)
         self._publishing: asyncio.TimerHandle | None = None
-        self._unmeasured = Pace(settings.pace, clock)
+        self._unmeasured = Pace(clock)
         self._driver = PullDriver(
             self._pulls,
             chunks,
             link_of,
             nodes=self.nodes,
             transports=self._transports,
-            settings=settings,
+            config=config,
             clock=clock,
             find_next=self._find_next,
             on_ended=lambda: self._owner.on_completed(),
@@ -98,21 +96,18 @@ class PeerTier:
     def __repr__(self) -> str:
         return f"<PeerTier {self._pulls!r}>"
 
-    def start(self, owner: TierOwner) -> None:
-        """See `RemoteTier`."""
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:  # noqa: ARG002 - nothing is restored
+        """See `Tier`."""
         self._owner = owner
         self._driver.start()
         self._publish_paces()
 
     async def close(self) -> bool:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         self._is_closed = True
         if self._publishing is not None:
             self._publishing.cancel()
         return await self._driver.close()
-
-    def reconfigure(self, config: Config) -> None:
-        """See `RemoteTier`: nothing of it changes at run time."""
 
     def note_life(self, node: NodeName, life: bytes) -> None:
         """A node is connected. What failed in another life says nothing about this one."""
@@ -124,7 +119,7 @@ class PeerTier:
                 transport.meet(node, link)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `RemoteTier`. Of several runs the one by which the chunks are here first; nodes that have brought less than they
+        """See `Remote`. Of several runs the one by which the chunks are here first; nodes that have brought less than they
         seemed to have only where no other has the first chunk."""
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
@@ -132,7 +127,7 @@ class PeerTier:
         return RemoteRun(first) if run is None else RemoteRun(first + run.chunks, run.node)
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `RemoteTier`."""
+        """See `Remote`."""
         node = asker.owner
         if self._is_closed or len(keys) <= first or self.is_silent(NodeName(node)):
             return RemoteRun(first)
@@ -149,7 +144,7 @@ class PeerTier:
         return breaker is not None and breaker.state is not BreakerState.CLOSED and breaker.retry_s > 0
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
-        """See `RemoteTier`."""
+        """See `Remote`."""
         node, layout = NodeName(order.run.node), namespace.layout
         keys = len(order.before) + len(moves)
         if self._is_closed or keys > r.keys_max(layout) or (order.before and not layout.is_chained):
@@ -159,16 +154,16 @@ class PeerTier:
         link, record = self._link_of(node), self.nodes.of(node)
         record.pulls += 1
         record.life = b"" if link is None or link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order, namespace, moves, Deadline(LINE_S, self._clock))
-        self._driver.begin(pull)
+        pull = self._pulls.begin_pull(order, namespace, moves, Deadline(LINE_S, self._clock))
+        self._driver.begin_pull(pull)
         return pull.job
 
     def completed(self) -> list[Finished]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return self._pulls.take_ended()
 
     def stats(self) -> Counters:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         chunks = self._chunks.stats()
         return {
             f"{NAME}.read_bytes": self._driver.read_bytes,
@@ -186,7 +181,7 @@ class PeerTier:
         }
 
     def info(self) -> Info:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         used = {
             f"{NAME}_{transport.name}_{name}": value
             for transport in self._transports
@@ -195,15 +190,15 @@ class PeerTier:
         return {"peer_index_bytes": self._chunks.mapping.size, **used}
 
     def verify(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return self._pulls.verify() + [fault for transport in self._transports for fault in transport.verify()]
 
     def problems(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return []
 
     def shortcomings(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return self.fleet_problems()
 
     def _publish_paces(self) -> None:

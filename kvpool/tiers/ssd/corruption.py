@@ -26,11 +26,11 @@ class CorruptionGuard:
         self._last_of_before = 0
         self.is_tripped = False
 
-    def begin(self, last_generation: int) -> None:
+    def begin_life(self, last_generation: int) -> None:
         """Note the last generation of earlier processes: chunks of this one have greater ones."""
         self._last_of_before = last_generation
 
-    def note(self, status: SsdStatus, generation: int, now_ns: int) -> bool:
+    def note_result(self, status: SsdStatus, generation: int, now_ns: int) -> bool:
         """Note the result of a chunk's read or write. Whether to suspend the tier now."""
         is_changed = status == SsdStatus.BAD_CHECKSUM and generation > self._last_of_before
         if not is_changed and status != SsdStatus.BAD_WRITE:

@@ -12,27 +12,9 @@ from kvpool.ownership import ROOT_UID, user_name
 
 RIGHTS = 0o700
 
-
 # Directories whose rights no message may advise to change.
-_TOP = (
-    "bin",
-    "boot",
-    "dev",
-    "etc",
-    "home",
-    "lib",
-    "opt",
-    "proc",
-    "root",
-    "run",
-    "sbin",
-    "srv",
-    "sys",
-    "tmp",
-    "usr",
-    "var",
-)
-OF_THE_SYSTEM = frozenset(("/", *(f"/{name}" for name in _TOP)))
+_TOP = "bin boot dev etc home lib opt proc root run sbin srv sys tmp usr var"
+OF_THE_SYSTEM = frozenset(("/", *(f"/{name}" for name in _TOP.split())))
 
 
 class SsdUnavailable(KVPoolError):

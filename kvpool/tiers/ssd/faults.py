@@ -16,8 +16,10 @@ class IoFaults:
     """See the module. `limit`: so many in a row suspend the direction. `is_suspended`: until a retry has succeeded."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = self._left = limit
-        self._first_ns = self._last_ns = 0
+        self._limit = limit
+        self._left = limit
+        self._first_ns = 0
+        self._last_ns = 0
         self._text = ""
         self.in_row = 0
         self.is_suspended = False

@@ -1,8 +1,7 @@
 """Flush floors: for each namespace, the generation up to which an operator has dropped all chunks on disk.
 
-    file := slot slot       slot := "KVPFLSH2" sequence:u64 length:u32 crc:u32 body, of SLOT_BYTES
+    file := slot slot       slot := "KVPFLSH1" sequence:u64 length:u32 crc:u32 body, of SLOT_BYTES
     body: msgpack {namespace fingerprint (empty: all): generation}; the CRC-32C is that of sequence and body
-    older form, which is read and replaced: "KVPFLUSH" length:u32 crc:u32 body
 
 The header of a dropped chunk stays in its slot until the slot is written again. A rebuild of the catalogue from headers would
 find it, so the rebuild skips the slots of a namespace up to its floor. It also skips chunks that were held during the flush and
@@ -28,14 +27,13 @@ from kvpool.tiers.ssd.catalogue.identity import content_of, remove, sync_directo
 
 log = logging.getLogger(__name__)
 
-MAGIC, OLDER_MAGIC = b"KVPFLSH2", b"KVPFLUSH"
+MAGIC = b"KVPFLSH1"
 FILE_NAME = "flushed"
 SLOT_BYTES = 16 << 10
 # How long a flush waits for another one that is being written.
 NOTE_TIMEOUT_S = 5.0
 ALL = b""  # a floor of every namespace
-OLDER_BYTES_MAX = 1 << 20
-_HEAD_BYTES, _OLDER_HEAD_BYTES = len(MAGIC) + 16, len(OLDER_MAGIC) + 8
+_HEAD_BYTES = len(MAGIC) + 16
 _FLOOR_BYTES_MAX = 2 + 32 + 9
 FLOORS_MAX = (SLOT_BYTES - _HEAD_BYTES - 8) // _FLOOR_BYTES_MAX
 
@@ -53,7 +51,7 @@ class FlushFloors:
         self._writing = threading.Lock()  # one writer at a time
         self._lock = threading.Lock()  # never held during I/O
         self._slot, found, self.floors = _read(directory)  # the slot is guarded by _writing, the floors by _lock
-        self.is_ahead = found > sequence or (self._slot is None and bool(self.floors))
+        self.is_ahead = found > sequence
         self.sequence = max(found, sequence)
         self._is_due = self._slot is None  # guarded by _lock
         self.failure = ""  # why the file lacks the last flush
@@ -62,7 +60,7 @@ class FlushFloors:
     def __repr__(self) -> str:
         return f"<FlushFloors of {self._directory}, {len(self.floors)}, flush {self.sequence}>"
 
-    def note(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
+    def note_flush(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
         """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. Whether that is durable: not
         where another writer has waited for the disk for long."""
         with self._lock:
@@ -122,8 +120,8 @@ def _is_own(file: Path) -> bool:
 
 
 def read_floors(directory: Path) -> dict[bytes, int]:
-    """The file's content, in either form; empty where nothing of it is valid. Raises OSError where it cannot be read: what was
-    flushed would come back."""
+    """The file's content; empty where nothing of it is valid. Raises OSError where it cannot be read: what was flushed would
+    come back."""
     return _read(directory)[2]
 
 
@@ -146,12 +144,8 @@ def _bounded(floors: dict[bytes, int]) -> dict[bytes, int]:
 
 
 def _read(directory: Path) -> tuple[int | None, int, dict[bytes, int]]:
-    """The newer valid slot, its sequence and floors. Without one None, 0 and the floors of the older form. Raises OSError."""
-    content = content_of(directory / FILE_NAME, OLDER_BYTES_MAX)
-    if content[: len(OLDER_MAGIC)] == OLDER_MAGIC:
-        body = content[_OLDER_HEAD_BYTES:]
-        is_valid = len(content) <= OLDER_BYTES_MAX and content[:_OLDER_HEAD_BYTES] == _older_head_of(body)
-        return None, 0, _bounded(msgpack.unpackb(body)) if is_valid else {}
+    """The newer valid slot, its sequence and floors. Without one None, 0 and no floors. Raises OSError."""
+    content = content_of(directory / FILE_NAME, 2 * SLOT_BYTES)
     valid = []
     for slot in (0, 1):
         sequence, body = _parse_slot(content[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES])
@@ -174,10 +168,6 @@ def _head_of(sequence: int, body: bytes) -> bytes:
     number = sequence.to_bytes(8, "little")
     crc = kvpool_native.crc32c(number + body)
     return MAGIC + number + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little")
-
-
-def _older_head_of(body: bytes) -> bytes:
-    return OLDER_MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
 
 
 def _make(directory: Path, content: bytes) -> None:

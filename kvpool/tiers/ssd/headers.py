@@ -62,7 +62,7 @@ class SsdHeaders:
     def __repr__(self) -> str:
         return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
+    def request_headers(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
         """Read the headers at these places (see `SlotAddress`): the words of each."""
         answer: Future[Answer] = Future()
         with self._lock:
@@ -122,7 +122,7 @@ class SsdHeaders:
         path = self._plan.path / segment_name(segment)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = -1
-        for more in (os.O_DIRECT, 0) if self._plan.is_direct else (0,):
+        for more in (os.O_DIRECT, 0) if self._plan.config.direct else (0,):
             with contextlib.suppress(OSError):  # no direct I/O here, or the file does not exist: the answer is empty
                 fd = os.open(path, flags | more)
                 break

@@ -1,6 +1,6 @@
 """Opening of an SSD tier: locks its directory, finds the chunks of earlier processes, makes files and catalogue usable.
 
-Unusable files are removed or set aside first. A partial opening is closed again: the result is an `OpenSsd` or an error.
+Unusable files are removed or set aside first. A partial opening is closed again: the result is an `Opened` tier or an error.
 Blocks: for an executor, not for the control thread.
 """
 
@@ -46,12 +46,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    """Chunks of earlier processes: rows in the order of restoring, and the namespaces by the numbers in the rows.
+class Opened:
+    """An opened tier: its files, its catalogue and flush floors, and the chunks of earlier processes: rows in the order of
+    restoring, and the namespaces by the numbers in the rows.
 
     `epoch`: of the segment files. `generation`: the greatest one in use. `disk_warning`: for operators.
     """
 
+    disk: OpenSsd
+    catalogue: Catalogue
+    floors: FlushFloors
     rows: "npt.NDArray[np.void]"
     namespaces: dict[int, NamespaceRecord]
     bad_rows: int
@@ -59,31 +63,26 @@ class Recovered:
     epoch: bytes
     disk_warning: str
 
-    @property
-    def last_recency(self) -> int:
-        """The greatest recency of all rows."""
-        return int(self.rows["recency"].max()) if len(self.rows) else 0
 
-
-def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -> tuple[OpenSsd, Recovered]:
+def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -> Opened:
     """Open or make everything, and find earlier chunks. Raises SsdUnavailable, also soon after `is_stopping` is set."""
     try:
-        warning = check_directory(plan.path, is_made=plan.is_made)
+        warning = check_directory(plan.path, is_made=plan.config.create)
         return _open(plan, memory, is_stopping, warning)
     except (OSError, RuntimeError, ValueError, MemoryError, KVPoolError, lmdb.Error) as error:
         traceback.clear_frames(error.__traceback__)  # which hold the lock of the directory
         raise SsdUnavailable(f"{plan.path}: {describe(error)}") from error
 
 
-def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warning: str) -> tuple[OpenSsd, Recovered]:
+def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warning: str) -> Opened:
     catalogue_path = plan.path / CATALOGUE_NAME
     with locked(plan.path):
         check_room(plan)
         found, identity, is_unreadable = _look(plan, catalogue_path, is_stopping)
     files = open_segments(plan)
     place = SsdPlace(plan)
-    rows, bad = catalogue_rows.restorable(found.rows if found and not plan.wants_rebuild else b"")
-    is_rebuilt = is_unreadable or (identity.namespaces != {} and (found is None or plan.wants_rebuild))
+    rows, bad = catalogue_rows.restorable(found.rows if found and not plan.config.rebuild else b"")
+    is_rebuilt = is_unreadable or (identity.namespaces != {} and (found is None or plan.config.rebuild))
     if is_rebuilt:
         rows = _rebuild(plan, identity, catalogue_path, is_stopping)
     is_outgrown = found is not None and not is_rebuilt and not catalogue_room.fits(catalogue_path, plan.catalogue_bytes)
@@ -120,14 +119,22 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         for key in rows["key"][flushed]:
             catalogue.delete(bytes(key))
         catalogue.put_flushes(floors.sequence)
-        catalogue.start(checkpoint_s=plan.checkpoint_s)
-        opened = OpenSsd(
-            plan, memory, files=files, place=place, catalogue=catalogue, floors=floors, epoch=identity.epoch
-        )
+        catalogue.start(checkpoint_s=plan.config.checkpoint_interval)
+        disk = OpenSsd(plan, memory, files=files, place=place, epoch=identity.epoch)
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)
         raise
-    return opened, Recovered(rows[~flushed], identity.namespaces, bad, generation, identity.epoch, warning)
+    return Opened(
+        disk=disk,
+        catalogue=catalogue,
+        floors=floors,
+        rows=rows[~flushed],
+        namespaces=identity.namespaces,
+        bad_rows=bad,
+        generation=generation,
+        epoch=identity.epoch,
+        disk_warning=warning,
+    )
 
 
 def _look(

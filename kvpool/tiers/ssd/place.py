@@ -60,7 +60,7 @@ def probe_disk(plan: SsdPlan, offset: int | None) -> str:
     segment, at = divmod(offset, plan.segment_bytes)
     path = plan.path / segment_name(segment)
     try:
-        _read_page(path, at, is_direct=plan.is_direct)
+        _read_page(path, at, is_direct=plan.config.direct)
     except OSError as error:
         return f"read of {path} at {at} failed: {error}"
     return ""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kvpool.config.config import Config, SsdConfig
 from kvpool.errors import ConfigError
-from kvpool.tiers.base import WritePolicy
 from kvpool.tiers.ssd.catalogue.identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
 from kvpool.types import PAGE_BYTES
 from kvpool.units import format_size, write_size
@@ -21,7 +20,8 @@ CATALOGUE_BYTES_MIN = 1 << 20
 OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
 CATALOGUE_NAME = "catalogue"
-SEGMENT_PREFIX, SEGMENT_SUFFIX = "segment-", ".kvs"
+SEGMENT_PREFIX = "segment-"
+SEGMENT_SUFFIX = ".kvs"
 # Each file costs a descriptor. A tier larger than LARGE_BYTES has larger files instead of more files than this.
 SEGMENTS_MAX_LARGE = 1 << 14
 LARGE_BYTES = 4 << 40
@@ -37,22 +37,18 @@ OUTCOMES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class SsdPlan:
-    """The sizes of a tier, derived from the configuration before anything is opened."""
+    """The sizes of a tier, derived from its configuration before anything is opened."""
 
-    path: Path
-    capacity: int
+    config: SsdConfig
     segment_bytes: int
     segments: int
     max_chunks: int
     catalogue_bytes: int
-    is_direct: bool
-    io: str
-    threads: int
-    queue_jobs: int
-    checkpoint_s: float
-    stall_s: float
-    wants_rebuild: bool
-    is_made: bool
+
+    @property
+    def path(self) -> Path:
+        """The tier's directory."""
+        return Path(self.config.path)
 
 
 def segment_name(number: int) -> str:
@@ -84,27 +80,7 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         least = -(-data_bytes // (SEGMENTS_MAX * PAGE_BYTES)) * PAGE_BYTES
         expected = f"at least {write_size(least)} for ssd.capacity {write_size(capacity)}"
         raise ConfigError([f"ssd.segment is {write_size(config.segment)}, expected {expected}"])
-    return SsdPlan(
-        path=Path(config.path),
-        capacity=capacity,
-        segment_bytes=segment_bytes,
-        segments=data_bytes // segment_bytes,
-        max_chunks=chunks,
-        catalogue_bytes=catalogue_bytes,
-        is_direct=config.direct,
-        io=config.io,
-        threads=config.threads,
-        queue_jobs=QUEUE_JOBS,
-        checkpoint_s=config.checkpoint_interval,
-        stall_s=config.stall_timeout,
-        wants_rebuild=config.rebuild,
-        is_made=config.create,
-    )
-
-
-def write_policy_of(config: SsdConfig) -> WritePolicy:
-    """The write policy of the tier."""
-    return WritePolicy(config.admission, config.write_budget_bytes, config.watermark, config.write_through)
+    return SsdPlan(config, segment_bytes, data_bytes // segment_bytes, chunks, catalogue_bytes)
 
 
 def warning_of(config: Config) -> str:

@@ -131,7 +131,9 @@ class _Pages:
     """The pages of one segment file; those that the disk does not give are zeros, and counted. One thread."""
 
     def __init__(self, file: Path, fd: int, buffer: mmap.mmap) -> None:
-        self._file, self._fd, self._buffer = file, fd, buffer
+        self._file = file
+        self._fd = fd
+        self._buffer = buffer
         self.size = os.fstat(fd).st_size
         self.unreadable = 0
 

@@ -53,13 +53,13 @@ def check_room(plan: SsdPlan) -> None:
         return  # where the file system reports no size, allocating the files shows it
     taken += _allocated((plan.path / CATALOGUE_NAME).glob("*"))
     spared = min(size // SPARED_PART, SPARED_BYTES_MAX)
-    missing = plan.capacity - (taken + free - spared)
+    missing = plan.config.capacity - (taken + free - spared)
     if missing > 0:
         raise OSError(
             errno.ENOSPC,
-            f"ssd.capacity is {format_size(plan.capacity)}, of which the disk has {format_size(taken)} already; "
+            f"ssd.capacity is {format_size(plan.config.capacity)}, of which the disk has {format_size(taken)} already; "
             f"it has {format_size(free)} free and {format_size(spared)} are to stay so: "
-            f"set ssd.capacity to {max(plan.capacity - missing, 0) >> 20}MiB at most, or free {format_size(missing)}",
+            f"set ssd.capacity to {max(plan.config.capacity - missing, 0) >> 20}MiB at most, or free {format_size(missing)}",
         )
 
 
@@ -70,7 +70,7 @@ def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:
         plan.path.resolve()
     )  # inside it no link is followed; `check_directory` has checked the directory itself
     try:
-        return kvpool_native.SsdFiles.open(place, plan.segment_bytes, plan.segments, plan.is_direct)
+        return kvpool_native.SsdFiles.open(place, plan.segment_bytes, plan.segments, plan.config.direct)
     except OSError:
         for file in set(_ours(plan.path)) - before:
             file.unlink(missing_ok=True)

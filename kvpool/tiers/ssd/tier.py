@@ -1,13 +1,14 @@
 """The SSD tier: segment files, the chunks in their slots, and the catalogue that finds them after a restart.
 
-It owns the slots, the open disk (`opened.py`) and its state; `kvpool.tiering` decides which chunk is written or read. No
-failure here affects the arena: it changes the state of this tier, and its chunks are misses.
+It owns the slots, from the opening on the disk (`opened.py`) and the book of its catalogue, and its state; `kvpool.tiering`
+decides which chunk is written or read. No failure here affects the arena: it changes the state of this tier, and its chunks
+are misses.
 
     STARTING ──files open, catalogue read──► OK ◄──the disk has passed a probe, tried later each time──┐
         └──cannot be opened──► OFFLINE       ├──a write or the catalogue fails──► READONLY ────────────┤
                                              └──reads keep failing, or the disk does not answer──► OFFLINE
 
-Control thread only, except where `BackingTier` says otherwise. Invariant: files and catalogue together never take more than
+Control thread only, except where `Tier` says otherwise. Invariant: files and catalogue together never take more than
 the capacity.
 """
 
@@ -46,9 +47,9 @@ from kvpool.tiers.ssd.corruption import CorruptionGuard
 from kvpool.tiers.ssd.directory import SsdUnavailable
 from kvpool.tiers.ssd.faults import IoFaults
 from kvpool.tiers.ssd.headers import SsdHeaders
-from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, ClosedSsd, Geometry, OpenSsd
-from kvpool.tiers.ssd.opening import Recovered, open_ssd
-from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write_policy_of
+from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, Geometry, OpenSsd
+from kvpool.tiers.ssd.opening import Opened, open_ssd
+from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
 from kvpool.types import Level
@@ -78,17 +79,16 @@ class _Asked:
 
 
 class SsdTier:
-    """See the module, and `BackingTier`."""
+    """See the module, and `Backing`."""
 
     name = NAME
     level = Level.SSD
-    is_authoritative = True
 
     def __init__(self, plan: SsdPlan, memory: ArenaMemory, config: Config, clock: Clock) -> None:
         self.plan = plan
         self._memory = memory
         self._clock = clock
-        self._write_policy = write_policy_of(config.ssd)
+        self.write_policy: WritePolicy = config.ssd
         self._warning = warning_of(config)
         self.slots = Slots(
             NAME,
@@ -104,11 +104,11 @@ class SsdTier:
         )
         self.slots.directory.cap_retained(config.dram.retained_quota)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
-        self._disk: OpenSsd | ClosedSsd = ClosedSsd()
+        self._disk: OpenSsd | None = None  # until the tier is open
+        self._book: CatalogueBook | None = None  # likewise
         self._owner: TierOwner = UNOWNED
         self._opening: set[asyncio.Task[None]] = set()
         self._jobs: dict[JobId, _Asked] = {}
-        self._book = CatalogueBook(self.slots)
         self._state = TierState.STARTING
         self.state_reason = ""
         self._disk_warning = ""
@@ -137,25 +137,20 @@ class SsdTier:
         return self._state
 
     @property
-    def write_policy(self) -> WritePolicy:
-        """Its options as they are now."""
-        return self._write_policy
-
-    @property
     def stall_s(self) -> float:
         """How long the disk may take for I/O before the tier is OFFLINE."""
-        return self.plan.stall_s
+        return self.plan.config.stall_timeout
 
     @property
     def can_read(self) -> bool:
         """Whether chunks can be read."""
-        return self._disk.is_open and self.state in (TierState.OK, TierState.READONLY)
+        return self._disk is not None and self.state in (TierState.OK, TierState.READONLY)
 
     @property
     def can_write(self) -> bool:
-        """Whether chunks can be written."""
+        """Whether chunks can be written: none before a restart knows which generations this process may give to slots."""
         self._see_to_catalogue()
-        return self._disk.may_write and self.state == TierState.OK
+        return self._book is not None and self._book.catalogue.has_begun and self.state == TierState.OK
 
     @property
     def has_jobs(self) -> bool:
@@ -165,24 +160,24 @@ class SsdTier:
     @property
     def is_answering(self) -> bool:
         """Whether the disk responds, so that waiting for it makes sense."""
-        return self._disk.unanswered_s < UNRESPONSIVE_S
+        return self._unanswered_s < UNRESPONSIVE_S
 
     @property
     def has_stalled(self) -> bool:
         """Whether the tier is in use and its disk has not answered I/O for `stall_s`."""
-        return self._disk.unanswered_s >= self.stall_s and self.state in (TierState.OK, TierState.READONLY)
+        return self._unanswered_s >= self.stall_s and self.state in (TierState.OK, TierState.READONLY)
 
     @property
     def can_be_tried_again(self) -> bool:
         """Whether the tier is open and suspended because of errors, and not being retried."""
         is_suspended = self.state in (TierState.READONLY, TierState.OFFLINE)
-        return self._disk.is_open and is_suspended and self._probe is None
+        return self._disk is not None and is_suspended and self._probe is None
 
     @property
     def suspended(self) -> tuple[str, ...]:
         """Which of reads, writes and the catalogue have failed."""
         failed = [what for what, faults in self._faults.items() if faults.is_suspended]
-        return (*failed, *((CATALOGUE,) if self._disk.has_failed_catalogue else ()))
+        return (*failed, *((CATALOGUE,) if self._catalogue_failure is not None else ()))
 
     def become(self, state: TierState, reason: str = "") -> None:
         """Change the state, and log it once."""
@@ -192,11 +187,12 @@ class SsdTier:
 
     def rest_stalled(self) -> None:
         """Stop using a disk that does not answer."""
-        self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self._disk.unanswered_s:.1f} s")
+        self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self._unanswered_s:.1f} s")
 
     def try_again(self) -> None:
         """Probe the disk, and use the tier again if it passes; the next error suspends it again. What was not read before is
         not read by the probe either: a bad sector is no reason not to write."""
+        assert self._disk is not None
         offset = self._stored_offset() if self.state == TierState.OFFLINE else None
         probe = partial(self._disk.probe, offset)
         with contextlib.suppress(RuntimeError):  # no thread can be started for it: it is tried again
@@ -212,7 +208,8 @@ class SsdTier:
             self._watch.see_to_it()
             return
         self._drop_lost()
-        self._disk.resume()
+        if self._book is not None and self._catalogue_failure is not None:
+            self._book.catalogue.resume(checkpoint_s=self.plan.config.checkpoint_interval)
         self.corruption.end_rest()
         for faults in self._faults.values():
             faults.resume()
@@ -255,40 +252,48 @@ class SsdTier:
                 return False
         self._watch.stop()
         self.headers.close()
-        if self._disk.is_open:
-            loop.remove_reader(self._disk.fileno)
+        if self._disk is None or self._book is None:
+            return True
+        loop.remove_reader(self._disk.fileno)
         probes = [] if self._probe is None else [self._probe]
         if probes:
             await asyncio.wait(probes, timeout=CLOSE_TIMEOUT_S)
-        return await loop.run_in_executor(None, self._disk.close) and all(probe.done() for probe in probes)
+        closed = [await loop.run_in_executor(None, close) for close in (self._disk.close, self._book.close)]
+        return all(closed) and all(probe.done() for probe in probes)
 
     def reconfigure(self, config: Config) -> None:
         """Use another admission policy and write budget from now on."""
-        self._write_policy = write_policy_of(config.ssd)
+        self.write_policy = config.ssd
         self._warning = warning_of(config)
 
     def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
         """Start reading chunks into the arena."""
-        job = self._disk.read(moves, _geometry(namespace), is_urgent=is_urgent) if self.can_read else NOT_STARTED
+        if self._disk is None or not self.can_read:
+            return NOT_STARTED
+        job = self._disk.read(moves, _geometry(namespace), is_urgent=is_urgent)
         return self._begun(job, _Asked(len(moves), moves.generations))
 
     def write(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start writing chunks of the arena."""
-        job = self._disk.write(moves, _geometry(namespace)) if self.can_write else NOT_STARTED
-        return self._begun(job, _Asked(len(moves), is_write=True))
+        if self._disk is None or not self.can_write:
+            return NOT_STARTED
+        return self._begun(self._disk.write(moves, _geometry(namespace)), _Asked(len(moves), is_write=True))
 
     def check(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start comparing chunks with their checksums, after all other jobs."""
-        job = self._disk.check(moves, _geometry(namespace)) if self.can_read else NOT_STARTED
-        return self._begun(job, _Asked(len(moves)))
+        if self._disk is None or not self.can_read:
+            return NOT_STARTED
+        return self._begun(self._disk.check(moves, _geometry(namespace)), _Asked(len(moves)))
 
     def completed(self) -> list[Finished]:
         """Finished chunks, at most one turn's work."""
+        if self._disk is None:
+            return []
         now_ns, finished = self._clock.now_ns(), []
         for job, chunk, status, tokens in self._disk.completed():
             asked = self._jobs[job]
-            self._note(status, WRITES if asked.is_write else READS)
-            self._watch.note(status, asked.generations[chunk] if asked.generations else 0, now_ns)
+            self._note(self._disk, status, WRITES if asked.is_write else READS)
+            self._watch.note_result(status, asked.generations[chunk] if asked.generations else 0, now_ns)
             asked.left -= 1
             if not asked.left:
                 del self._jobs[job]
@@ -306,31 +311,38 @@ class SsdTier:
 
     def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
         """Record published chunks in the catalogue."""
-        self._book.remember(self._disk, namespace, moves, chunks)
+        assert self._book is not None
+        self._book.remember(namespace, moves, chunks)
 
     def touch(self, key: bytes) -> None:
         """Record in the catalogue that a chunk was used now, or that its retention has changed."""
-        self._book.touch(self._disk, key)
+        if self._book is not None:
+            self._book.touch(key)
 
     def keep_up(self) -> None:
         """Delete the catalogue's rows of chunks that have left the directory, and record which priorities have expired."""
         self._see_to_catalogue()
-        self._book.keep_up(self._disk)
+        if self._book is not None:
+            self._book.keep_up()
 
     def checkpoint(self, timeout_s: float) -> bool:
         """Make everything that was written durable; nothing was where the tier never opened. Blocks."""
-        return self._disk.checkpoint(timeout_s)
+        return self._book is None or self._book.catalogue.checkpoint(timeout_s)
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """Delete the catalogue's record of a namespace without chunks."""
-        self._book.forget_namespace(self._disk, namespace)
+        if self._book is not None:
+            self._book.forget_namespace(namespace)
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
-        """Have later starts skip the chunks that an operator has dropped. False: that is not durable."""
+        """Have later starts skip the chunks that an operator has dropped. False: that is not durable, or what is on the disk
+        comes back because the tier is not open."""
+        if self._book is None:
+            return False
         fingerprints = None if namespaces is None else [_fingerprint(namespace) for namespace in namespaces]
         loop = asyncio.get_running_loop()
-        is_durable = await loop.run_in_executor(None, self._disk.note_flushed, fingerprints, generation)
-        self._disk.settle_flushed()
+        is_durable = await loop.run_in_executor(None, self._book.note_flushed, fingerprints, generation)
+        self._book.settle_flushed()
         return is_durable
 
     def stats(self) -> Counters:
@@ -338,14 +350,14 @@ class SsdTier:
         return {
             "ssd.state": self.state.name.lower(),
             "ssd.reason": self.state_reason,
-            **self._book.stats(),
+            **CatalogueBook.counters(self._book),
             "ssd.lost_chunks": self._lost_chunks,
             "ssd.io_errors": self._io_errors,
-            "ssd.unanswered_s": round(self._disk.unanswered_s, 3),
+            "ssd.unanswered_s": round(self._unanswered_s, 3),
             "ssd.corrupt_chunks": self._corrupt_chunks,
             "ssd.bad_writes": self._bad_writes,
             "ssd.io_distrusted": int(self._is_distrusted),
-            **self._disk.stats(),
+            **OpenSsd.counters(self._disk),
         }
 
     def info(self) -> Info:
@@ -355,12 +367,12 @@ class SsdTier:
             "ssd_path": str(plan.path),
             "ssd_state": self.state.name.lower(),
             "ssd_reason": self.state_reason,
-            "ssd_io": self._disk.backend,
+            "ssd_io": "none" if self._disk is None else self._disk.backend,
             "ssd_segments": plan.segments,
             "ssd_segment_bytes": plan.segment_bytes,
             "ssd_max_chunks": plan.max_chunks,
             "ssd_catalogue_bytes": plan.catalogue_bytes,
-            "ssd_write_budget_bytes": self._write_policy.budget_bytes,
+            "ssd_write_budget_bytes": self.write_policy.write_budget_bytes,
             **({"ssd_warning": self._warning} if self._warning else {}),
             **({"ssd_disk_warning": self._disk_warning} if self._disk_warning else {}),
         }
@@ -371,7 +383,8 @@ class SsdTier:
 
     def problems(self) -> list[str]:
         """Threads that have died, and a disk that changes bytes, one line each. Any thread."""
-        died = self._disk.died() + (["headers"] if self.headers.has_died else [])
+        died = ["catalogue"] if self._book is not None and self._book.catalogue.has_died else []
+        died += ["headers"] if self.headers.has_died else []
         return [f"ssd: the thread of the {name} has died" for name in died] + self.corruption.problems()
 
     def shortcomings(self) -> list[str]:
@@ -380,16 +393,18 @@ class SsdTier:
 
     def _slow_work(self) -> list[str]:
         """What has waited for the disk for long, and a flush that is not durable."""
-        waits = [(what, seconds) for what, seconds in self._disk.waits if seconds >= SLOW_STALLS * self.stall_s]
+        disk, book = self._disk, self._book
+        waited = () if disk is None or book is None else (*book.waits, ("a probe", disk.probing.elapsed_s))
+        waits = [(what, seconds) for what, seconds in waited if seconds >= SLOW_STALLS * self.stall_s]
         if (opening_s := self._opening_time.elapsed_s) >= SLOW_OPENING_S:
             waits.append(("its opening", opening_s))
         slow = [f"ssd: {what} has taken {format_duration(max(1.0, seconds))} so far" for what, seconds in waits]
-        failure = self._disk.flush_failure
+        failure = "" if book is None else book.flush_failure
         return [*slow, *([f"ssd: a restart may bring back what was flushed: {failure}"] if failure else [])]
 
     def _suspensions(self) -> list[str]:
         state, reason = self.state, self.state_reason
-        if state == TierState.OFFLINE and not self._disk.is_open:
+        if state == TierState.OFFLINE and self._disk is None:
             return [f"ssd: it could not be opened: {reason}"]
         if self.corruption.is_tripped:
             return []  # a problem, and not less
@@ -408,7 +423,7 @@ class SsdTier:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                disk, recovered = await loop.run_in_executor(None, self._open_disk)
+                opened = await loop.run_in_executor(None, self._open_disk)
                 break
             except SsdUnavailable as error:
                 reason = str(error)
@@ -418,14 +433,16 @@ class SsdTier:
             if self._is_stopping.is_set():
                 return
             await asyncio.sleep(self._watch.next_pause_s())
-        self._disk, self._disk_warning = disk, recovered.disk_warning
-        self.headers.epoch = recovered.epoch
-        self.corruption.begin(recovered.generation)
-        await self._book.restore(disk, recovered, namespaces, self._clock)
+        self._disk = opened.disk
+        self._book = book = CatalogueBook(self.slots, opened.catalogue, opened.floors)
+        self._disk_warning = opened.disk_warning
+        self.headers.epoch = opened.epoch
+        self.corruption.begin_life(opened.generation)
+        await book.restore(opened.rows, opened.namespaces, opened.generation, namespaces=namespaces, clock=self._clock)
         failpoint.reach("daemon.ssd.restored")
-        loop.add_reader(disk.fileno, self._owner.on_completed)
+        loop.add_reader(opened.disk.fileno, self._owner.on_completed)
         self._watch.start(loop)
-        found = f"{self._book.restored_chunks} chunks found, {recovered.bad_rows} bad rows"
+        found = f"{book.restored_chunks} chunks found, {opened.bad_rows} bad rows"
         self.become(TierState.OK, f"at {self.plan.path}: {found}")
         if self._disk_warning:
             log.warning("%s", self._disk_warning)
@@ -434,21 +451,35 @@ class SsdTier:
 
     def _see_to_catalogue(self) -> None:
         """Write nothing while the catalogue cannot be written."""
-        if self._disk.checkpoints != self._checkpoints:
-            self._checkpoints = self._disk.checkpoints
+        if self._book is None:
+            return
+        catalogue = self._book.catalogue
+        if catalogue.checkpoints != self._checkpoints:
+            self._checkpoints = catalogue.checkpoints
             self._watch.note_success(CATALOGUE)
-        if self._disk.has_failed_catalogue and self.state == TierState.OK:
-            self.become(TierState.READONLY, f"because its catalogue cannot be written: {self._disk.failure}")
+        if catalogue.failure is not None and self.state == TierState.OK:
+            self.become(TierState.READONLY, f"because its catalogue cannot be written: {catalogue.failure}")
             self._watch.see_to_it()
 
-    def _open_disk(self) -> tuple[OpenSsd, Recovered]:
+    @property
+    def _catalogue_failure(self) -> BaseException | None:
+        """Why the catalogue, or a sync of the data, has failed and was not retried yet."""
+        return None if self._book is None else self._book.catalogue.failure
+
+    @property
+    def _unanswered_s(self) -> float:
+        """How long the oldest I/O has been without an answer; 0 where none is under way."""
+        return 0.0 if self._disk is None else self._disk.unanswered_s
+
+    def _open_disk(self) -> Opened:
         """Open the disk, on an executor's thread. Closes it again if the daemon stops meanwhile."""
         with self._opening_time.running():
-            disk, recovered = open_ssd(self.plan, self._memory, self._is_stopping)
+            opened = open_ssd(self.plan, self._memory, self._is_stopping)
         if self._is_stopping.is_set():
-            disk.close()
+            opened.disk.close()
+            opened.catalogue.close(CLOSE_TIMEOUT_S)
             raise SsdUnavailable("the daemon stops")
-        return disk, recovered
+        return opened
 
     def _note_opening(self, opening: "asyncio.Task[None]") -> None:
         """Take the tier OFFLINE after an unexpected exception, so that it does not stay STARTING for ever."""
@@ -462,10 +493,10 @@ class SsdTier:
             self._watch.note_begun()
         return job
 
-    def _note(self, status: SsdStatus, direction: str) -> None:
+    def _note(self, disk: OpenSsd, status: SsdStatus, direction: str) -> None:
         if status == SsdStatus.IO_ERROR:
             self._io_errors += 1
-            self._note_fault(direction, self._disk.fault or f"{direction} have failed")
+            self._note_fault(direction, disk.fault or f"{direction} have failed")
         elif status == SsdStatus.BAD_WRITE:
             self._bad_writes += 1
             self._note_fault(WRITES, "a write was read back otherwise")
@@ -479,7 +510,7 @@ class SsdTier:
         """Count a fault, and suspend what it shows to be failing."""
         faults = self._faults[direction]
         faults.note_fault(text, self._clock.now_ns())
-        if faults.in_row == 1 and (end := self._pace.take()) is not None:
+        if faults.in_row == 1 and (end := self._pace.take_line()) is not None:
             log.warning("ssd: %s%s", text, end)
         if self._faults[READS].is_suspended:
             self.become(TierState.OFFLINE, self._faults[READS].describe())
@@ -489,9 +520,9 @@ class SsdTier:
 
     def _drop_lost(self) -> None:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""
-        lost = self._disk.take_lost()
-        if self._disk.has_failed_catalogue:
-            self._owner.on_doubt()
+        lost = [] if self._book is None else self._book.catalogue.take_lost()
+        if self._catalogue_failure is not None:
+            self._owner.on_lost()
         for key, generation in lost:
             self._lost_chunks += self.slots.directory.drop(key, generation)
         if lost:

@@ -10,11 +10,14 @@ It changes states only: a job under way stays so until the disk has answered. Co
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kvpool.tiers.base import TierState
-from kvpool.tiers.ssd.corruption import REASON, REST_S, CorruptionGuard
+from kvpool.tiers.ssd.corruption import REASON, REST_S
 from kvpool.tiers.ssd.status import SsdStatus
+
+if TYPE_CHECKING:
+    from kvpool.tiers.ssd.tier import SsdTier
 
 READS, WRITES, CATALOGUE, OTHER = "reads", "writes", "catalogue", "other"
 FIRST_PAUSE_S = 1.0
@@ -22,58 +25,10 @@ LAST_PAUSE_S = 300.0
 LOOK_S = 1.0
 
 
-class Watched(Protocol):
-    """The tier, as the watch sees it."""
-
-    corruption: CorruptionGuard
-
-    @property
-    def stall_s(self) -> float:
-        """How long the disk may take for I/O before the tier is OFFLINE."""
-        ...
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether I/O is under way or waits."""
-        ...
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether the disk responds, so that a retry makes sense."""
-        ...
-
-    @property
-    def has_stalled(self) -> bool:
-        """Whether the tier is in use and its disk has not answered I/O for `stall_s`."""
-        ...
-
-    @property
-    def can_be_tried_again(self) -> bool:
-        """Whether the tier is open and suspended because of errors, and not being retried."""
-        ...
-
-    @property
-    def suspended(self) -> tuple[str, ...]:
-        """Which of reads, writes and the catalogue have failed."""
-        ...
-
-    def become(self, state: TierState, reason: str = "") -> None:
-        """Change the state."""
-        ...
-
-    def rest_stalled(self) -> None:
-        """Stop using a disk that does not answer."""
-        ...
-
-    def try_again(self) -> None:
-        """Use the tier again, if its disk has passed a probe."""
-        ...
-
-
 class SsdWatch:
     """See the module."""
 
-    def __init__(self, tier: Watched) -> None:
+    def __init__(self, tier: "SsdTier") -> None:
         self._tier = tier
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pauses_s: dict[str, float] = {}  # by what is suspended; without an entry FIRST_PAUSE_S
@@ -114,9 +69,9 @@ class SsdWatch:
             if well_s > self._pauses_s.get(one, 0.0):
                 self._pauses_s.pop(one, None)
 
-    def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
+    def note_result(self, status: SsdStatus, generation: int, now_ns: int) -> None:
         """Note the result of a chunk's I/O. Corruption suspends the tier for longer than errors do."""
-        if self._tier.corruption.note(status, generation, now_ns):
+        if self._tier.corruption.note_result(status, generation, now_ns):
             self._tier.become(TierState.READONLY, f"because {REASON}")
             self._pauses_s[WRITES] = self._pauses_s[READS] = self._pauses_s[OTHER] = REST_S
             self.see_to_it()

@@ -28,19 +28,15 @@ class StoreClient(Protocol):
 
     def exist(self, names: list[str]) -> list[int]:
         """1 for each object that is there."""
-        ...
 
     def get(self, names: list[str], offsets: list[int], sizes: list[int]) -> list[int]:
         """Write objects to these offsets: their sizes."""
-        ...
 
     def put(self, names: list[str], offsets: list[int], sizes: list[int]) -> list[int]:
         """Store what is at these offsets: 0 for each."""
-        ...
 
     def close(self) -> None:
         """Leave the store."""
-        ...
 
 
 _Request = tuple[int, int, list[str], list[int], list[int]]

@@ -23,7 +23,7 @@ class Presence:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def note(self, key: bytes, until_ns: int, *, is_there: bool) -> None:
+    def note_answer(self, key: bytes, until_ns: int, *, is_there: bool) -> None:
         """Remember an answer until then."""
         self._answers[key] = (is_there, until_ns)
         self._answers.move_to_end(key)

@@ -17,12 +17,11 @@ from functools import partial
 from typing import Any
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.config.config import Config
 from kvpool.config.store_options import StoreConfig
-from kvpool.index.namespaces import Namespace
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.circuit_breaker import BreakerState, CircuitBreaker, Permit
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -78,7 +77,7 @@ class _Question:
 
 
 class StoreTier:
-    """See the module, and `RemoteTier`."""
+    """See the module, and `Remote`."""
 
     name = NAME
     level = Level.STORE
@@ -91,13 +90,13 @@ class StoreTier:
         clock: Clock,
         random: Uniform,
         command: Sequence[str] = module_command("kvpool.tiers.store.child"),
-        breaker: BreakerSettings | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._presence = Presence()
         self._bad_chunk_log = BadChunkLog(NAME, clock)
-        self._breaker = CircuitBreaker(breaker or BreakerSettings(), clock, random)
+        self._breaker = breaker or CircuitBreaker(clock, random)
         settings = {
             "master": config.master,
             "host": config.own_host,
@@ -123,7 +122,10 @@ class StoreTier:
         self._owner: TierOwner = UNOWNED
         self._ended: list[Finished] = []
         self._jobs = 0
-        self._fetches = self._publishing_chunks = self._questions = self._moving_bytes = 0
+        self._fetches = 0
+        self._publishing_chunks = 0
+        self._questions = 0
+        self._moving_bytes = 0
         self._counts: Counter[str] = Counter()
         self._is_closed = False
         self.policy_stats: Callable[[], dict[str, int]] = dict  # counters of what decides which chunks are published
@@ -132,13 +134,13 @@ class StoreTier:
     def __repr__(self) -> str:
         return f"<StoreTier {self.process!r} {self._transfers!r}>"
 
-    def start(self, owner: TierOwner) -> None:
-        """See `RemoteTier`."""
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:  # noqa: ARG002 - nothing is restored
+        """See `Tier`."""
         self._owner = owner
         self.process.start()
 
     async def close(self) -> bool:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         self._is_closed = True
         has_ended = await self.process.close()
         await asyncio.get_running_loop().run_in_executor(None, self._transfers.close)
@@ -146,9 +148,6 @@ class StoreTier:
         self._bad_chunk_log.close()
         self._owner.on_completed()
         return has_ended
-
-    def reconfigure(self, config: Config) -> None:
-        """See `RemoteTier`: nothing of it changes at run time."""
 
     @property
     def is_usable(self) -> bool:
@@ -161,7 +160,7 @@ class StoreTier:
         """Whether `publish` would start something."""
         return self.is_usable and self._publishing_chunks < PUBLISHED_CHUNKS_MAX
 
-    async def ask(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
+    async def find_readable(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
         """For each of these chunks 1 where the store has it and it can be read now, else 0, as far as is known after this time
         and `answer_timeout` at most. One question at most; of a chain not for what follows a chunk that it is known to lack."""
         can_read = [self._transfers.fits(self._form_of(namespace)) for namespace, _ in columns]
@@ -181,21 +180,21 @@ class StoreTier:
             on_answer(bytes(code == 1 for code in codes) if is_answer and codes is not None else bytes(len(keys)))
 
         form = self._form_of(namespace)
-        self.process.ask((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
+        self.process.send_request((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `RemoteTier`: what the store has answered for a moment ago."""
+        """See `Remote`: what the store has answered for a moment ago."""
         if not self.is_usable or not self._transfers.fits(self._form_of(namespace)):
             return RemoteRun(first)
         return RemoteRun(first + self._presence.leading(keys[first:], self._clock.now_ns()))
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:  # noqa: ARG002 - a store is no node
-        """See `RemoteTier`."""
+        """See `Remote`."""
         return RemoteRun(first)
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:  # noqa: ARG002 - objects have no order
-        """See `RemoteTier`."""
-        permit = self._breaker.ask() if self.is_usable and self._fetches < FETCHES_MAX else None
+        """See `Remote`."""
+        permit = self._breaker.ask_permit() if self.is_usable and self._fetches < FETCHES_MAX else None
         if permit is None:
             return NOT_STARTED
         self._jobs += 1
@@ -211,7 +210,7 @@ class StoreTier:
         """Start to put chunks of the arena into the store. Their slots are protected until each has ended. False: nothing was
         started, and `on_ended` is never called."""
         form = self._form_of(namespace)
-        permit = self._breaker.ask() if self.can_publish and self._transfers.fits(form) else None
+        permit = self._breaker.ask_permit() if self.can_publish and self._transfers.fits(form) else None
         if permit is None:
             return False
         self._publishing_chunks += len(moves)
@@ -220,12 +219,12 @@ class StoreTier:
         return True
 
     def completed(self) -> list[Finished]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         taken, self._ended = self._ended, []
         return taken
 
     def stats(self) -> Counters:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return {
             f"{NAME}.state": self._state,
             **{f"{NAME}.{name}": self._counts[name] for name in COUNTED},
@@ -235,7 +234,7 @@ class StoreTier:
         }
 
     def info(self) -> Info:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         config = self._config
         return {
             "store_master": config.master,
@@ -247,15 +246,15 @@ class StoreTier:
         }
 
     def verify(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return self._transfers.verify()
 
     def problems(self) -> list[str]:
-        """See `RemoteTier`."""
+        """See `Tier`."""
         return []
 
     def shortcomings(self) -> list[str]:
-        """See `RemoteTier`: a store that is away comes back by itself, and nothing here depends on it."""
+        """See `Tier`: a store that is away comes back by itself, and nothing here depends on it."""
         return []
 
     @property
@@ -287,7 +286,7 @@ class StoreTier:
                     break
             names += [form.name_of(key) for key in unknown[first:]]
         may_ask = unknown and self.is_usable and self._questions < QUESTIONS_MAX
-        permit = self._breaker.ask() if may_ask else None
+        permit = self._breaker.ask_permit() if may_ask else None
         if permit is None:
             return
         loop = asyncio.get_running_loop()
@@ -296,7 +295,7 @@ class StoreTier:
         self._counts["queries"] += 1
         # The store is judged by its own time: whoever asks may have less, or leave.
         question.timer = loop.call_later(self._config.answer_timeout, self._note_unanswered, question)
-        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, question))
+        self.process.send_request((wire.EXIST, names, [], []), partial(self._take_found, question))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(question.answered, min(timeout_s, self._config.answer_timeout))
 
@@ -308,7 +307,7 @@ class StoreTier:
     def _begin(self, transfer: Transfer) -> None:
         """Start a transfer, which has the time of those before it too."""
         self._moving_bytes += transfer.left * transfer.form.object_bytes
-        self._transfers.begin(transfer, self._config.transfer_timeout + self._moving_bytes / LEAST_BYTES_PER_S)
+        self._transfers.begin_transfer(transfer, self._config.transfer_timeout + self._moving_bytes / LEAST_BYTES_PER_S)
 
     def _take_found(self, question: "_Question", codes: Codes) -> None:
         """The answer to a question. A late one is no success, and its news count all the same."""
@@ -325,7 +324,7 @@ class StoreTier:
             there_ns, absent_ns = now_ns + int(THERE_S * NS_PER_S), now_ns + int(self._config.miss_ttl * NS_PER_S)
             for key, code in zip(keys, codes, strict=True):
                 if code >= 0:
-                    self._presence.note(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
+                    self._presence.note_answer(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
         if not question.answered.done():
             question.answered.set_result(None)
 
@@ -338,7 +337,7 @@ class StoreTier:
             is_wrong = outcome is Outcome.BAD_SOURCE
             self._counts["wrong_objects" if is_wrong else "gone_objects"] += 1
             absent_s = WRONG_S if is_wrong else self._config.miss_ttl
-            self._presence.note(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
+            self._presence.note_answer(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
             if is_wrong:
                 self._bad_chunk_log.note_bad_chunk(key, "other bytes", f"object {transfer.form.name_of(key)}")
         self._ended.append(finished)

@@ -121,7 +121,7 @@ class Transfers:
         """Whether such chunks can pass at all."""
         return self._fetch_ranges.fits(form.object_bytes)
 
-    def begin(self, transfer: Transfer, timeout_s: float) -> None:
+    def begin_transfer(self, transfer: Transfer, timeout_s: float) -> None:
         """Start a transfer, which ends within the time, but for chunks that are being copied then."""
         loop = asyncio.get_running_loop()
         transfer.deadline = loop.call_later(timeout_s, self._end_late, transfer)
@@ -178,7 +178,7 @@ class Transfers:
         for chunk, stage in enumerate(transfer.stages):
             if stage is not Stage.WAITING or len(places) == most:
                 continue
-            offset = ranges.take(size)
+            offset = ranges.take_range(size)
             if offset is None:
                 break
             transfer.stages[chunk] = Stage.ASKED
@@ -196,7 +196,7 @@ class Transfers:
         verb = wire.PUT if transfer.is_publish else wire.GET
         names = [transfer.form.name_of(transfer.moves.keys[place.chunk]) for place in places]
         offsets, sizes = [place.offset for place in places], [transfer.form.object_bytes] * len(places)
-        self._process.ask((verb, names, offsets, sizes), partial(self._take_answer, places))
+        self._process.send_request((verb, names, offsets, sizes), partial(self._take_answer, places))
 
     def _take_answer(self, places: list[_Place], codes: Codes) -> None:
         transfer = places[0].transfer

@@ -135,7 +135,7 @@ class ChildProcess:
         _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
         return not left
 
-    def ask(self, request: Sequence[object], on_answer: OnAnswer) -> None:
+    def send_request(self, request: Sequence[object], on_answer: OnAnswer) -> None:
         """Send a request. REQUIRES: `is_serving`."""
         assert self._transport is not None
         self._numbers += 1

@@ -77,7 +77,7 @@ class _Reads:
         self._pieces: list[tuple[int, _Read]] = []
         self._submitted: tuple[_Read, Deadline] | None = None  # what the library is about to begin
 
-    def ask(self, number: int, *request: Any) -> None:
+    def queue_read(self, number: int, *request: Any) -> None:
         """Queue a read. The daemon asks for no more at once than its memory has room for."""
         server, offset, address, size = request
         self._asked.put((_Read(number), server, offset, address, size))
@@ -144,7 +144,7 @@ def run(link: DaemonLink, client: ReadClient) -> None:
     for work in (reads.submit_all, reads.look_after):
         threading.Thread(target=work, daemon=True).start()
     for number, *request in link.requests():
-        reads.ask(number, *request)
+        reads.queue_read(number, *request)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Connector:
             return r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.protocol, 0)
 
         try:
-            staged: r.Staged = await self._asking.ask(link, node, question, ANSWER_S)
+            staged: r.Staged = await self._asking.ask_node(link, node, question, ANSWER_S)
             check_server(node, link.member.endpoint, staged, engine)
         except Refused as refused:
             return refused.code != r.RefusalCode.TRANSPORT
@@ -116,7 +116,7 @@ class Connector:
             return False
         if not staged.address:
             return True
-        into = engine.take(Half.READ, READ_BYTES, node)
+        into = engine.reserve_range(Half.READ, READ_BYTES, node)
         if into is None:
             return False
         self._reading = node

@@ -162,12 +162,12 @@ class Engine:
         """Where the half begins that others read."""
         return int(self.process.facts["base"]) + self._half_bytes
 
-    def take(self, half: Half, size: int, peer: str) -> BounceRange | None:
+    def reserve_range(self, half: Half, size: int, peer: str) -> BounceRange | None:
         """A range for a node; None where there is no room for it now, or nothing is served."""
         memory = self.process.memory
         if memory is None or not self.is_serving or self._used[half, peer] + size > self._half_bytes // PEER_PART:
             return None
-        offset = self._ranges[half].take(size)
+        offset = self._ranges[half].take_range(size)
         if offset is None:
             return None
         self._used[half, peer] += size
@@ -243,7 +243,7 @@ class Engine:
             if not ended.done():
                 ended.set_result(ReadEnd.DONE if is_done else ReadEnd.FAILED)
 
-        self.process.ask([server, into.offset, address, size], take_answer)
+        self.process.send_request([server, into.offset, address, size], take_answer)
         return ended
 
     def stats(self) -> dict[str, int]:

@@ -169,7 +169,7 @@ class EngineJob:
     async def _room(self, size: int, deadline: Deadline) -> BounceRange:
         engine = self._around.engine
         while True:
-            taken = engine.take(Half.READ, size, self.order.node)
+            taken = engine.reserve_range(Half.READ, size, self.order.node)
             if taken is not None:
                 return taken
             if not engine.is_serving or deadline.has_passed():
@@ -241,7 +241,7 @@ async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Dead
     """The owner's answer. Raises PartFailed."""
     timeout_s = min(stage.wait_ms / 1000 + order.stall_s, deadline.remaining_s())
     try:
-        staged: r.Staged = await asking.ask(order.link, order.node, lambda: stage, max(0.001, timeout_s))
+        staged: r.Staged = await asking.ask_node(order.link, order.node, lambda: stage, max(0.001, timeout_s))
     except Refused as refused:
         fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
         raise PartFailed(fault, str(refused)) from refused

@@ -112,7 +112,7 @@ class ServedParts:
         """Bytes that others could read."""
         return self._engine.counts["served_bytes"]
 
-    def add(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
+    def add_offer(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
         """An offer has begun. `checks`: CRC-32C [chunk][extent], or empty where not all have landed."""
         offsets, slots, generations = (np.frombuffer(one, "<u8").tolist() for one in chunks.columns)
         offered = self._offers[offer] = _Offered(peer, chunks, offsets, slots, generations)
@@ -225,7 +225,7 @@ class ServedParts:
 
     async def _wait_for_room(self, size: int, peer: str, deadline: Deadline) -> BounceRange | None:
         while True:
-            taken = self._engine.take(Half.SERVED, size, peer)
+            taken = self._engine.reserve_range(Half.SERVED, size, peer)
             if taken is not None or deadline.has_passed() or not self._engine.is_serving:
                 return taken
             await self._engine.room(Half.SERVED, deadline.remaining_s())

@@ -108,7 +108,7 @@ class NearTransport:
             return False
         question = r.AskNear(order.offer.pull, self._host)
         try:
-            near: r.Near = await self._asking.ask(
+            near: r.Near = await self._asking.ask_node(
                 order.link, order.node, lambda: question, min(ANSWER_S, order.stall_s)
             )
             if len(near.offsets) != r.PLACE_BYTES * order.offer.chunks:

@@ -84,7 +84,7 @@ struct Rig {
     }
   }
   void take(Ends& ends) const {
-    for (const MoveEnd& end : mover->completed()) {
+    for (const MoveEnd& end : mover->take_outcomes()) {
       EXPECT(ends.emplace(std::pair(end.job, end.chunk), end.outcome).second);
     }
   }

@@ -106,7 +106,7 @@ TEST(nothing_is_allocated_after_a_mover_is_made_and_its_ring_bounds_what_is_unde
   EXPECT(rig.mover->add(MoveKind::PROMOTE, rig.rows(MoveKind::PROMOTE)) != 0);
   EXPECT(comes_true([&] { return rig.mover->stats().ring_waits > 0; }));
   EXPECT(calls("cuMemcpyAsync") - copies == PieceRing::BYTES_MIN / PAGE_BYTES);
-  EXPECT(rig.mover->completed().empty());
+  EXPECT(rig.mover->take_outcomes().empty());
   order("clear 1");
   Rig::Ends ends;
   rig.collect(ends, 20);

@@ -117,6 +117,6 @@ TEST(a_mover_whose_device_hangs_is_stopped_in_time_and_reports_nothing_twice) {
   order("clear 1");
   EXPECT(!rig.mover->stop(LONG));
   finish(*rig.stream);
-  EXPECT(rig.mover->completed().empty());
+  EXPECT(rig.mover->take_outcomes().empty());
   rig.mover.reset();
 }

@@ -21,8 +21,8 @@ NearPlan plan_of(const Node& owner, const Node& here, uint32_t parts = 1, millis
   plan.source = Mapped(owner).arena;
   plan.source_index = owner.index;
   for (uint32_t slot = 0; slot < owner.slots; ++slot) {
-    plan.chunks.push_back({owner.arena_offset(slot), Node::address(slot), Node::generation(slot),
-                           {here.arena_offset(slot), Node::address(slot)}});
+    plan.sources.push_back({owner.arena_offset(slot), Node::address(slot), Node::generation(slot)});
+    plan.rows.push_back({here.arena_offset(slot), Node::address(slot)});
     for (uint32_t extent = 0; extent < owner.extents; ++extent) {
       plan.checks.push_back(owner.crc(slot, extent));
     }
@@ -106,7 +106,7 @@ TEST(a_chunk_that_has_left_its_slot_is_gone_though_its_bytes_are_still_there) {
   const Node here(3, 2, 5000);
   NearPlan plan = plan_of(owner, here);
   owner.table->set_generation(Node::address(2), 0);
-  plan.chunks[0].generation += 1;
+  plan.sources[0].generation += 1;
   NearQueue queue(here.arena, here.board, 1, 1);
   EXPECT(queue.pull(std::move(plan)) != 0);
   const auto ends = wait_for(queue, 3);
@@ -185,29 +185,6 @@ TEST(a_cancelled_job_reports_each_chunk_once) {
     }
   }
   EXPECT(cancelled > 0);
-}
-
-// As above: the first job can end before the second one comes.
-TEST(a_full_queue_refuses) {
-  const Node owner(4, 8, 1 << 20);
-  store_all(owner);
-  int refused = 0;
-  for (int attempt = 0; attempt < 100 && refused == 0; ++attempt) {
-    const Node here(8, 8, 1 << 20);
-    const NearPlan first = plan_of(owner, here, 4);
-    NearPlan second = first;
-    for (uint32_t chunk = 0; chunk < 4; ++chunk) {
-      second.chunks[chunk].target = {here.arena_offset(chunk + 4), Node::address(chunk + 4)};
-    }
-    NearQueue queue(here.arena, here.board, 1, 1);
-    EXPECT(queue.pull(first) != 0);
-    refused += queue.pull(second) == 0 ? 1 : 0;
-    std::vector<PullOutcome> all;
-    collect(queue.event_fd(), refused > 0 ? 4 : 8, all, [&] { return queue.take_outcomes(); });
-    EXPECT(std::all_of(all.begin(), all.end(), [](const PullOutcome& end) { return end.status == PullStatus::DONE; }));
-    EXPECT(here.has(0) && here.has(3) && here.has(4) == (refused == 0));
-  }
-  EXPECT(refused > 0);
 }
 
 TEST(a_stopped_queue_has_reported_everything_and_takes_nothing) {

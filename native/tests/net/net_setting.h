@@ -146,7 +146,7 @@ class Node {
     plan.address = HOST;
     plan.port = port;
     plan.ticket = ticket;
-    plan.connections = connections;
+    plan.parts = connections;
     plan.extents = extents;
     plan.extent_bytes = extent_bytes;
     for (uint32_t slot = 0; slot < count; ++slot) {
@@ -205,7 +205,7 @@ inline std::map<uint32_t, PullOutcome> wait_for_pulled(PullQueue& queue, size_t 
 }
 inline std::vector<OfferOutcome> wait_for_offers(ExtentServer& server, size_t count) {
   std::vector<OfferOutcome> all;
-  collect(server.event_fd(), count, all, [&] { return server.completed(); });
+  collect(server.event_fd(), count, all, [&] { return server.take_outcomes(); });
   return all;
 }
 

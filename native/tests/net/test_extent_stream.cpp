@@ -116,7 +116,7 @@ TEST(a_wrong_ticket_gets_nothing_and_harms_no_other) {
   EXPECT(ends_with(outcomes, PullStatus::FAILED, PullFault::REFUSED));
   EXPECT(outcomes.at(0).is_unmarked && pair.puller.has_failed(outcomes.at(0)) && pair.puller.is_untouched(0, 0));
   EXPECT(pair.server.stats().strangers.bad_ticket == 1);
-  EXPECT(pair.server.completed().empty());
+  EXPECT(pair.server.take_outcomes().empty());
 }
 
 TEST(a_repeated_ticket_gets_nothing) {
@@ -148,7 +148,7 @@ TEST(an_expired_offer_ends_once_and_its_ticket_is_worthless) {
   EXPECT(ends.at(0).offer == answer.offer && ends.at(0).end == OfferEnd::EXPIRED);
   EXPECT(pair.pull(1, 1) != 0);
   EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::REFUSED));
-  EXPECT(pair.server.completed().empty());
+  EXPECT(pair.server.take_outcomes().empty());
 }
 
 TEST(a_withdrawn_offer_ends_its_connections) {
@@ -236,7 +236,7 @@ TEST(an_owner_that_is_killed_in_mid_transfer_fails_what_has_not_come) {
   wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == 1; });
   EXPECT(pair.server.stop(LONG));
   EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::CLOSED));
-  EXPECT(pair.server.completed().at(0).end == OfferEnd::CANCELLED);
+  EXPECT(pair.server.take_outcomes().at(0).end == OfferEnd::CANCELLED);
   EXPECT(pair.server.offer(ticket_of(2), pair.owner.offer_plan(1, 1)).refusal == OfferRefusal::STOPPED);
 }
 

@@ -323,14 +323,3 @@ TEST(nobody_there_is_an_outcome_too) {
     EXPECT(outcome.is_unmarked && target.has_failed(outcome));
   }
 }
-
-TEST(a_full_line_refuses) {
-  const Node target(2, 1, 1000);
-  PullQueue queue(target.arena, target.board, 1, 1);
-  std::atomic<bool> is_over = false;
-  const RawOwner silent(1, [&](RawSocket&, const StreamHello&) { wait_until([&] { return is_over.load(); }); });
-  EXPECT(queue.pull(target.pull_plan(silent.port(), ticket_of(1), 1, 1)) != 0);
-  EXPECT(queue.pull(target.pull_plan(silent.port(), ticket_of(1), 1, 1)) == 0);
-  is_over = true;
-  EXPECT(wait_for_pulled(queue, 1).size() == 1);
-}

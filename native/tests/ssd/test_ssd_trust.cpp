@@ -60,7 +60,9 @@ struct Workplace {
 
   std::vector<SsdOutcome> run(SsdJob& job) {
     std::vector<SsdOutcome> ended;
-    while (job.run_piece(worker, ended)) {
+    for (uint32_t part = 0; part < job.parts(); ++part) {
+      while (job.run_piece(worker, part, ended)) {
+      }
     }
     return ended;
   }
@@ -140,19 +142,19 @@ TEST(a_chunk_that_is_bad_at_the_first_read_only_counts_as_good) {
     const SsdSetting setting(1, 4, EXTENT_BYTES);
     Workplace place(setting);
     const auto chunks = writes(setting, 1);
-    SsdWriteJob write(1, chunks, setting.arena);
+    SsdWriteJob write(chunks, setting.arena);
     EXPECT(place.run(write).at(0).status == SsdStatus::OK);
     setting.wipe(0);
     place.lying.spoiled = spoiled;
     place.lying.lies = 1;
-    SsdReadJob read(2, reads(chunks), setting.arena, setting.board);
+    SsdReadJob read(reads(chunks), setting.arena, setting.board);
     EXPECT(place.run(read).at(0).status == SsdStatus::OK);
     EXPECT(place.lying.lies == 0 && place.worker.second_reads == 1);
     EXPECT(place.worker.has_found_bad_path == (spoiled < SSD_HEADER_BYTES));  // clients reach the rest
     EXPECT(setting.is_right(0));
     place.worker.has_found_bad_path = false;
     place.lying.lies = 1;
-    SsdVerifyJob verify(3, {{chunks[0].offset, chunks[0].header}});
+    SsdVerifyJob verify({{chunks[0].offset, chunks[0].header}});
     EXPECT(place.run(verify).at(0).status == SsdStatus::OK);
     EXPECT(place.worker.has_found_bad_path);
   }
@@ -162,13 +164,13 @@ TEST(a_chunk_that_is_bad_by_both_paths_is_bad) {
   const SsdSetting setting(1, 4, EXTENT_BYTES);
   Workplace place(setting);
   auto chunks = writes(setting, 1);
-  SsdWriteJob write(1, chunks, setting.arena);
+  SsdWriteJob write(chunks, setting.arena);
   EXPECT(place.run(write).at(0).status == SsdStatus::OK);
   const auto page = Mapping::create("test-page", PAGE_BYTES, false).mapping;
   EXPECT(place.calls->write(chunks[0].offset + SSD_HEADER_BYTES + 3 * EXTENT_BYTES, page->data(), PAGE_BYTES) == 0);
-  SsdReadJob read(2, reads(chunks), setting.arena, setting.board);
+  SsdReadJob read(reads(chunks), setting.arena, setting.board);
   EXPECT(place.run(read).at(0).status == SsdStatus::BAD_CHECKSUM);
-  SsdVerifyJob verify(3, {{chunks[0].offset, chunks[0].header}});
+  SsdVerifyJob verify({{chunks[0].offset, chunks[0].header}});
   EXPECT(place.run(verify).at(0).status == SsdStatus::BAD_CHECKSUM);
   EXPECT(!place.worker.has_found_bad_path);
 }
@@ -177,7 +179,7 @@ TEST(a_write_that_never_came_is_found_by_reading_it_back_and_all_are_read_back_t
   const SsdSetting setting(1, 4, EXTENT_BYTES);
   Workplace place(setting);
   place.lying.forgets = true;
-  SsdWriteJob write(1, writes(setting, 1), setting.arena);
+  SsdWriteJob write(writes(setting, 1), setting.arena);
   const SsdOutcome written = place.run(write).at(0);
   EXPECT(written.status == SsdStatus::OK);
   SsdReadBacks read_backs;
@@ -187,13 +189,13 @@ TEST(a_write_that_never_came_is_found_by_reading_it_back_and_all_are_read_back_t
     chosen += read_backs.wants_next() ? 1U : 0U;
   }
   EXPECT(chosen > 40 && chosen < 200);
-  read_backs.begin(2, written);
-  SsdVerifyJob verify(2, {*write.written(0)});
-  const auto found = read_backs.end(place.run(verify).at(0));
-  EXPECT(found && found->status == SsdStatus::BAD_WRITE && found->job == 1);
+  for (const SsdStatus status : {SsdStatus::OK, SsdStatus::IO_ERROR, SsdStatus::CANCELLED}) {
+    EXPECT(read_backs.verdict(status) == status && !read_backs.is_distrusted());
+  }
+  SsdVerifyJob verify({*write.written(0)});
+  EXPECT(read_backs.verdict(place.run(verify).at(0).status) == SsdStatus::BAD_WRITE);
   EXPECT(read_backs.is_distrusted());
   EXPECT(read_backs.wants_next() && read_backs.wants_next());
-  EXPECT(!read_backs.end(written));
 }
 
 TEST(an_unresponsive_disk_is_reported_by_transfer_and_not_by_chunk) {
@@ -204,17 +206,18 @@ TEST(an_unresponsive_disk_is_reported_by_transfer_and_not_by_chunk) {
   SsdBounce bounce;
   SsdWorker worker{stamped, stamped, bounce};
   std::vector<SsdOutcome> ended;
-  SsdWriteJob write(1, writes(setting, 1), setting.arena);
-  unsigned pieces = 0;
-  while (write.run_piece(worker, ended)) {
+  SsdWriteJob write(writes(setting, 1), setting.arena);
+  unsigned pieces = 1;
+  while (write.run_piece(worker, 0, ended)) {
     ++pieces;
   }
   EXPECT(ended.at(0).status == SsdStatus::OK);
   EXPECT(pieces == (32 << 20) / SSD_WRITE_BYTES);
   EXPECT(stamps == (32 << 20) / SSD_STEP_BYTES + 1);  // the header is the last one
   stamps = 0;
-  SsdVerifyJob verify(2, {*write.written(0)});
-  while (verify.run_piece(worker, ended)) {
+  SsdVerifyJob verify({*write.written(0)});
+  for (uint32_t part = 0; part < verify.parts(); ++part) {
+    EXPECT(!verify.run_piece(worker, part, ended));
   }
   EXPECT(ended.at(1).status == SsdStatus::OK);
   EXPECT(stamps == (32 << 20) / SSD_PIECE_BYTES + 1);

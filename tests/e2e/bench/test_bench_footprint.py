@@ -6,12 +6,21 @@ import sys
 
 from click.testing import CliRunner
 
-from kvpool.bench.ssd.footprint import BYTES_BAR
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.bench.ssd.footprint import BYTES_BAR
+from kvpool_tools.cli.kvpoolctl import cli
 
 
 def test_a_chunk_on_disk_takes_no_more_memory_than_promised() -> None:
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--json", "bench", "footprint", "--ssd-chunks", "512K"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvpool_tools.cli.kvpoolctl",
+        "--json",
+        "bench",
+        "footprint",
+        "--ssd-chunks",
+        "512K",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600.0, check=False)
     assert run.returncode == 0, run.stderr
     (row,) = json.loads(run.stdout)["rows"]

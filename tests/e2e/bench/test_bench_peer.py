@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_native
-from kvpool.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
-from kvpool.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
-from kvpool.cli.kvpoolctl import cli
 from kvpool.transfer.child.mooncake import has_rdma_devices
+from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
+from kvpool_tools.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.transfer.engine_daemons import needs_engine
 
 OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED)
 
 
 def run(*options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *options]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *options]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=600.0, check=False, env={**os.environ, **environment}
     )

@@ -16,17 +16,17 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.bench.daemon import REVISION
-from kvpool.bench.disk import has_disk
-from kvpool.bench.payload import Payload
-from kvpool.bench.replay import clients as bench_clients
-from kvpool.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
-from kvpool.bench.replay.clients import Clients
-from kvpool.bench.replay.replay import parse_capacity, plan_replay
-from kvpool.cli.kvpoolctl import cli
 from kvpool.config.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.sim.traces import BLOCK_TOKENS, Trace
+from kvpool_tools.bench.daemon import REVISION
+from kvpool_tools.bench.disk import has_disk
+from kvpool_tools.bench.payload import Payload
+from kvpool_tools.bench.replay import clients as bench_clients
+from kvpool_tools.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
+from kvpool_tools.bench.replay.clients import Clients
+from kvpool_tools.bench.replay.replay import parse_capacity, plan_replay
+from kvpool_tools.cli.kvpoolctl import cli
+from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.real_traces import real_traces
 
@@ -58,7 +58,7 @@ def _conversations(path: Path, count: int, turns: int) -> Path:
 
 
 def _run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "replay", *map(str, arguments)]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", *map(str, arguments)]
     inherited = {name: value for name, value in os.environ.items() if name != "KVPOOL_TRACES"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False, env={**inherited, **environment}
@@ -312,7 +312,7 @@ def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Po
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "replay", str(trace)]
+        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", str(trace)]
         environment = {**os.environ, "TMPDIR": str(short)}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         started.append(process)
@@ -343,7 +343,9 @@ def test_no_process_outlives_the_command(
 def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess.Popen[bytes]"]) -> None:
     process = running()
     children = _descendants(process.pid)
-    client = next(pid for pid in children if b"kvpool.bench.replay.client" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    client = next(
+        pid for pid in children if b"kvpool_tools.bench.replay.client" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
     os.kill(client, signal.SIGKILL)
     assert process.wait(120.0) == 1
     assert not any(_runs(pid) for pid in children)

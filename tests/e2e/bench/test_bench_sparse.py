@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-from kvpool.bench.lookup_attention.choice import QUICK_ROUNDS, Choice, Sizes, parse_configs
-from kvpool.bench.lookup_attention.device_steps import measure_device, missing_device
-from kvpool.bench.lookup_attention.measured_sequence import MeasuredSequence
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.bench.lookup_attention.choice import QUICK_ROUNDS, Choice, Sizes, parse_configs
+from kvpool_tools.bench.lookup_attention.device_steps import measure_device, missing_device
+from kvpool_tools.bench.lookup_attention.measured_sequence import MeasuredSequence
+from kvpool_tools.cli.kvpoolctl import cli
 
 SMALL = ("--quick", "--tokens", "8k", "--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--layers", "2")
 STEPS = [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kvpool.bench.disk import file_system, has_disk
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.bench.disk import file_system, has_disk
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import wait_until
 
 BOTH = ("demote", "promote")
@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def _command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "ssd", *map(str, arguments)]
+    return [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "ssd", *map(str, arguments)]
 
 
 def _run(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_native
-from kvpool.bench.disk import has_disk
-from kvpool.cli.kvpoolctl import cli
-from kvpool.cli.simulation.options import parse_blocks
 from kvpool.errors import InvalidArgument
-from kvpool.sim.node import POLICIES
-from kvpool.sim.traces import BLOCK_TOKENS
+from kvpool_tools.bench.disk import has_disk
+from kvpool_tools.cli.kvpoolctl import cli
+from kvpool_tools.cli.simulation.options import parse_blocks
+from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.traces import BLOCK_TOKENS
 from tests.rigs.simulations import random_prompts
 
 # Names that programs rely on, in their order; new ones are added at the end of a group, none is renamed.
@@ -43,7 +43,7 @@ def _trace(path: Path, prompts: list[list[str]], tail: bool = False) -> Path:
 
 
 def _ctl(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *map(str, arguments)]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -185,7 +185,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         (("TRACE", "--tiers", "dram:5%", "--capacity", "1%"), "has a size of dram: leave --capacity out"),
         (("TRACE", "--tiers", "dram,ssd:5%", "--ssd-ratio", "2"), "has a size of ssd: leave --ssd-ratio out"),
         (("TRACE", "--tiers", "dram,ssd:x"), "--ssd-capacity has 'x'"),
-        (("TRACE", "--tiers", "hbm:1,dram", "--nodes", "2"), "has hbm, which has no meaning with --nodes"),
+        (("TRACE", "--ssd-ratio", "nan", "--tiers", "dram,ssd"), "Invalid value for '--ssd-ratio': nan is no number"),
         (
             ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
             "expected 268435456 at most",

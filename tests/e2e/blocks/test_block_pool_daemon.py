@@ -17,7 +17,7 @@ from tests.rigs.module_daemons import module_daemon, module_daemons
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import BlockPool
+from kvpool_blocks import BlockPool
 from tests.rigs.blocks.prefix_engine import DEVICE, KV_BYTES, LAYERS, PrefixEngine
 
 __all__ = ["module_daemon", "module_daemons"]  # fixtures

@@ -9,8 +9,8 @@ from tests.rigs.daemon import Daemon, wait_connected, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import KVCacheManager
-from kvpool_client.blocks.executor import RequestState
+from kvpool_blocks import KVCacheManager
+from kvpool_blocks.executor import RequestState
 from tests.rigs.blocks.executor import KV_BYTES, LAYERS, ScriptedExecutor, ScriptedRequest, manager_of
 
 pytestmark = pytest.mark.torch

@@ -222,7 +222,7 @@ def test_a_device_that_hangs_delays_no_request_and_no_stop(daemon: DeviceDaemon)
 @pytest.mark.slow
 def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
+        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

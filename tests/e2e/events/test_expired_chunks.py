@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
 from tests.rigs.payload import payload_of, store, tokens_of
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
 from kvpool.keys import salt_tag
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
 
@@ -59,7 +59,7 @@ def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> N
 
 
 def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "events", "--follow", "--json", "--count", "2"]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "events", "--follow", "--json", "--count", "2"]
     with subprocess.Popen([*command, "--socket", daemon.socket], stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         assert json.loads(follower.stdout.readline())["kind"] == "created"

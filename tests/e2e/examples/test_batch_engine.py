@@ -88,6 +88,5 @@ def test_the_logits_keep_their_bits_while_the_daemon_is_killed(
         last = [tokens for tokens, _ in _turns(engine)]
     assert last[-1] == [352] * 4, "the daemon's last life serves it"
     print(f"{turns} turns, {reused} tokens reused, {engine.pool.stats()['reconnects']} reconnects")
-    assert reused > 0
     engine.pool.close()
     assert daemon.problems() == []

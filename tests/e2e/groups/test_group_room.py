@@ -33,7 +33,7 @@ LAYOUT = kv.Layout(
 class OneChain:
     """A run of one chain, of one rank."""
 
-    columns = (b"",)
+    ranks = 1
 
     def __len__(self) -> int:
         return 1
@@ -70,9 +70,9 @@ def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds() -> None:
 
     assert held_after_an_advance() == [True, False, False]
     assert held_after_an_advance() == [True, False, False]
-    tasks.pop(0).end(0)
+    tasks.pop(0).release_holds(0)
     assert held_after_an_advance() == [False, True, False]
-    tasks.pop().end(0)
+    tasks.pop().release_holds(0)
     assert held_after_an_advance() == [False, True, False]
 
 

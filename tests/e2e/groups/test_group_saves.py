@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
@@ -20,6 +19,7 @@ from kvpool.types import KEY_BYTES
 from kvpool_client.connection.counters import Counters
 from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
     CHUNK,

@@ -96,7 +96,7 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
             info = admin.info()
             assert (info["health"], info["problems"]) == ("unhealthy", [problem])
             assert admin.check()["problems"] == [problem]
-        command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "check", "--socket", daemon.socket]
+        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "check", "--socket", daemon.socket]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
         assert (ended.returncode, problem in ended.stdout) == (1, True)
         wait_until(lambda: manager.count(f"STATUS=unhealthy: {problem}") > 0, "the service manager is notified")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
 from tests.rigs.payload import store, tokens_of

@@ -64,7 +64,10 @@ def test_the_package_has_daemon_service_and_configuration(staged: Path, tmp_path
     assert (staged / "DEBIAN/conffiles").read_text() == "/etc/kvpool/kvpool.toml\n"
     unit = (staged / "usr/lib/systemd/system/kvpoold.service").read_text()
     assert "ExecStart=/opt/kvpool/bin/kvpoold --config /etc/kvpool/kvpool%i.toml" in unit
-    assert (staged / "opt/kvpool/bin/kvpoold").read_text().startswith("#!/opt/kvpool/bin/python3 -I\n")
+    for name, module in (("kvpoold", "kvpool.cli.kvpoold"), ("kvpoolctl", "kvpool_tools.cli.kvpoolctl")):
+        entry = (staged / "opt/kvpool/bin" / name).read_text()
+        assert entry.startswith("#!/opt/kvpool/bin/python3 -I\n")
+        assert f"\nfrom {module} import main\n" in entry
 
 
 @pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])

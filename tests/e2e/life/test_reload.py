@@ -9,8 +9,8 @@ import zmq
 from click.testing import CliRunner
 from zmq.auth import create_certificates, load_certificate
 
-from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import Refused
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
 from tests.rigs.payload import store, tokens_of

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.bench.disk import RawFile, aligned_bytes, file_system
-from kvpool.bench.measure import cpu_seconds
+from kvpool_tools.bench.disk import RawFile, aligned_bytes, file_system
+from kvpool_tools.bench.measure import cpu_seconds
 from tests.conftest import CAMPAIGN_LINE
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import chunk_bytes_of, store, tokens_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon
 
 

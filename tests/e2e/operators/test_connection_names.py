@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import InvalidArgument, Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon
 
 BOUND = m.CONNECTION_NAME_BYTES_MAX

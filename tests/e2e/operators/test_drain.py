@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from click.testing import CliRunner, Result
 
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import payload_of, store, tokens_of
 

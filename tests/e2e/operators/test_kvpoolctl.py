@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_native
-from kvpool.bench.disk import has_disk
-from kvpool.bench.peer.engine_ways import ENGINE_WAYS
-from kvpool.bench.peer.peer import QUICK_SIZES, STREAMS
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.bench.disk import has_disk
+from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
+from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
@@ -25,7 +25,7 @@ def _run(*arguments: str, answer: str = "") -> Result:
 
 
 def _execute(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -99,7 +99,7 @@ def test_what_goes_with_watch_alone_is_refused_without(shared_daemon: Daemon, op
 
 @pytest.mark.parametrize("command", ["stats --watch", "events --follow"])
 def test_what_goes_on_until_it_is_interrupted_then_ends_well(shared_daemon: Daemon, command: str) -> None:
-    line = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
+    line = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline()

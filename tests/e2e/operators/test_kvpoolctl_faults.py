@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kvpool.cli import kvpoolctl
-from kvpool.cli.kvpoolctl import cli, main
 from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool_tools.cli import kvpoolctl
+from kvpool_tools.cli.kvpoolctl import cli, main
 from tests.rigs.daemon import Daemon
 
 HUGE = "9" * 400

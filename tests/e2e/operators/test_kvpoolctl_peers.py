@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.e2e.remote.test_two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of

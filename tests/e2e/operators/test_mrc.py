@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.cli.commands import mrc
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.commands import mrc
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon
 
 LAYOUT = kv.Layout(layers=1, planes=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)

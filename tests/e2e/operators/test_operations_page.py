@@ -16,8 +16,10 @@ from tests.rigs.runs.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
-SOURCES = "\n".join(path.read_text() for path in sorted((ROOT / "kvpool").rglob("*.py")))
-CONTROL = [sys.executable, "-m", "kvpool.cli.kvpoolctl"]
+SOURCES = "\n".join(
+    path.read_text() for folder in ("kvpool", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
+)
+CONTROL = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl"]
 # Before a command that needs what another one undoes.
 ORDER = ("info", "stats", "check", "verify", "drain", "drain --undo", "flush --demote", "flush --all")
 # What no command line shows: an argument of the reader's.

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import payload_of, store, tokens_of
 

@@ -156,3 +156,21 @@ def test_a_load_of_no_lease_or_of_another_pools_is_refused(shared: Shared) -> No
         with pytest.raises(kv.InvalidArgument, match="keys are of the Pool of"):
             other.separate.lookup(_chains(pool, 7, [1]))
         pool.separate.release([lease])
+
+
+@in_both_write_modes
+def test_a_chain_of_no_chunks_is_saved_as_nothing_beside_others(shared: Shared) -> None:
+    lengths = [0, 2, 0]
+    with shared.connect() as pool:
+        chains, engine = _chains(pool, 20, lengths), Engine(pool, 2)
+        for chosen in ([0], [0, 1, 2]):
+            saves = pool.separate.save(
+                [chains[number] for number in chosen],
+                engine.cache,
+                engine.blocks([lengths[number] for number in chosen]),
+                [()] * len(chosen),
+            )
+            results = pool.separate.publish(saves)
+            assert [result.stored for result in results] == [lengths[number] for number in chosen]
+        assert pool.stats()["reconnects"] == 0
+        assert [hit.chunks for hit in pool.separate.lookup([chains[1]])] == [2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import free_addresses
 from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of

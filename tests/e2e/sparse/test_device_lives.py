@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import kvpool_client as kv
-from kvpool_client.sparse import SequenceLost, SparseSequence
-from kvpool_client.sparse.device import DeviceSequence
+from kvpool_sparse import SequenceLost, SparseSequence
+from kvpool_sparse.device import DeviceSequence
 from tests.e2e.sparse.test_device_sequences import device, prefetch_threads
 from tests.e2e.sparse.test_sequence_lives import LAYOUT, STEPS, World
 from tests.rigs.daemon import Daemon, wait_until

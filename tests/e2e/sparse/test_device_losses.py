@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import kvpool_client as kv
-from kvpool_client.sparse import SequenceLost, SparseSequence
-from kvpool_client.sparse.device import DeviceSequence
-from kvpool_client.sparse.device.block_reader import BlockReader
-from kvpool_client.sparse.device.prefetch import Prefetch
-from kvpool_client.sparse.device.slot_table import Numbers
-from kvpool_client.sparse.device.staging_area import StagingArea
-from kvpool_client.sparse.device.tensors import Items
+from kvpool_sparse import SequenceLost, SparseSequence
+from kvpool_sparse.device import DeviceSequence
+from kvpool_sparse.device.block_reader import BlockReader
+from kvpool_sparse.device.prefetch import Prefetch
+from kvpool_sparse.device.slot_table import Numbers
+from kvpool_sparse.device.staging_area import StagingArea
+from kvpool_sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
 from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, sequence_of
 from tests.rigs.daemon import Daemon, wait_until

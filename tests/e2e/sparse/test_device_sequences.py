@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import kvpool_client as kv
-from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.device import DeviceSequence
-from kvpool_client.sparse.device.prefetch import THREAD_NAME
-from kvpool_client.sparse.results import Floats
+from kvpool_sparse import SparseConfig, SparseSequence
+from kvpool_sparse.device import DeviceSequence
+from kvpool_sparse.device.prefetch import THREAD_NAME
+from kvpool_sparse.results import Floats
 from tests.e2e.sparse.test_reports import measured, wait_for
 from tests.e2e.sparse.test_sequences import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 from tests.rigs.daemon import Daemon

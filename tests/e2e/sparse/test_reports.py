@@ -10,8 +10,8 @@ import kvpool_client as kv
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool.types import MASS_UNIT, SPARSE_COUNTS, SparseUsage
-from kvpool_client.sparse import SequenceLost, SparseSequence
-from kvpool_client.sparse.tally import Tally
+from kvpool_sparse import SequenceLost, SparseSequence
+from kvpool_sparse.tally import Tally
 from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, sequence_of
 from tests.rigs.daemon import Daemon, wait_until
 

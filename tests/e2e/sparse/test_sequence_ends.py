@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.sparse import SequenceLost, SparseConfig, SparseSequence
-from kvpool_client.sparse.pages import Page
+from kvpool_sparse import SequenceLost, SparseConfig, SparseSequence
+from kvpool_sparse.pages import Page
 from tests.e2e.sparse.test_sequences import (
     CONFIG,
     EVERYTHING,

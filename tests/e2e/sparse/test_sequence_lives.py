@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.sparse import SequenceLost, SparseConfig, SparseSequence
-from kvpool_client.sparse.results import Floats, merged
+from kvpool_sparse import SequenceLost, SparseConfig, SparseSequence
+from kvpool_sparse.results import Floats, merged
 from tests.rigs.daemon import Daemon, wait_until
 
 if TYPE_CHECKING:
-    from kvpool_client.sparse.device import DeviceSequence  # imports torch
+    from kvpool_sparse.device import DeviceSequence  # imports torch
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=32, dtype="float16", chunk_tokens=64, summaries="clusters7")
 HEADS = 4

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.sparse import SequenceLost, SparseConfig, SparseSequence
-from kvpool_client.sparse.results import Floats
+from kvpool_sparse import SequenceLost, SparseConfig, SparseSequence
+from kvpool_sparse.results import Floats
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
 if TYPE_CHECKING:
-    from kvpool_client.sparse.device import DeviceSequence  # imports torch
+    from kvpool_sparse.device import DeviceSequence  # imports torch
 
 __all__ = ["module_daemon", "module_daemons"]  # fixtures
 

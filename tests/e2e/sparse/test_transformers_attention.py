@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import kvpool_client as kv
-from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.device import DeviceSequence
+from kvpool_sparse import SparseConfig, SparseSequence
+from kvpool_sparse.device import DeviceSequence
 from tests.rigs.daemon import Daemon
 from tests.rigs.late_module import LateModule
 from tests.rigs.module_daemons import module_daemon, module_daemons
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import transformers
     from transformers import PreTrainedModel
 
-    from kvpool_client.sparse import transformers_attention
-    from kvpool_client.sparse.transformers_attention import SparseCache
+    from kvpool_sparse import transformers_attention
+    from kvpool_sparse.transformers_attention import SparseCache
 else:
     transformers = LateModule("transformers")
-    transformers_attention = LateModule("kvpool_client.sparse.transformers_attention")
+    transformers_attention = LateModule("kvpool_sparse.transformers_attention")
 
 pytestmark = pytest.mark.torch
 __all__ = ["module_daemon", "module_daemons"]  # fixtures

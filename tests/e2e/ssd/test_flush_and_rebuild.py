@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.hostile.rigs.raw_clients import engine, keys_of, store
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.dropping import drop_leases

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 

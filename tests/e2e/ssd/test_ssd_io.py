@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 

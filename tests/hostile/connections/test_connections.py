@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 
-from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.input_budget import UNFINISHED_BYTES_MAX
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.hostile.rigs.daemon_watch import private_bytes
 from tests.hostile.rigs.raw_clients import (
     answers_until_eof,

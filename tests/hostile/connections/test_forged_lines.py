@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import cli
-from kvpool.cli.output import print_table
 from kvpool.errors import Refused
 from kvpool.escaping import escaped
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool_tools.cli.kvpoolctl import cli
+from kvpool_tools.cli.output import print_table
 from tests.hostile.rigs.raw_clients import hello_of
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import store, tokens_of

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import kvpool_client as kv
 from kvpool import ownership
-from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import DaemonUnreachable
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon
 
 STRANGER = 65534

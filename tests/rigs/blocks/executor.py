@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState
+from kvpool_blocks.executor import CacheType, KVCacheManager, RequestState
 from tests.rigs.blocks.prefix_engine import DEVICE
 
 KV_BYTES = 8

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvpool_client.blocks import Allocation, BlockPool
+from kvpool_blocks import Allocation, BlockPool
 
 # Where the blocks are: `make test-gpu` sets it.
 DEVICE = os.environ.get("KVPOOL_TEST_TORCH_DEVICE", "cpu")

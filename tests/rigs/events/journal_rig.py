@@ -45,7 +45,9 @@ class RigHeaders:
         self.words: dict[bytes, bytes] = {}
         self.questions = 0
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+    def request_headers(
+        self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool
+    ) -> "Future[list[bytes]]":
         """Answers at once."""
         answer: Future[list[bytes]] = Future()
         self.questions += 1

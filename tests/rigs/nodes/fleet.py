@@ -4,22 +4,26 @@ import asyncio
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from kvpool.clock import NS_PER_S, Clock, MonotonicClock
+from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.config.addresses import parse_zmq
-from kvpool.config.config import Config
+from kvpool.config.config import Config, load_config
+from kvpool.config.peer_options import PeerConfig
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
 from kvpool.keys import domain_tag
-from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.client import ControlClient
 from kvpool.peers.control.identity import NodeIdentity
-from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.link import LinkSettings, PeerLink
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.members.member import Member
+from kvpool.pool.lower_tiers import Site, TierPlan
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.server.peers.offers import Offers, OfferSettings
-from kvpool.tiers.base import ArenaMemory
-from kvpool.tiers.peer.settings import PeerTierSettings
+from kvpool.server.peers.offers import Offers
+from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import Level
 from tests.rigs.tiers.memory_tier import Medium
@@ -43,31 +47,37 @@ class LaterClock(MonotonicClock):
         self._later_ns += int(seconds * NS_PER_S)
 
 
+def peer_config(**options: Any) -> PeerConfig:
+    """Section `peer` with these options, its stream at any port, and more offered than any rig has."""
+    stream = parse_zmq("tcp://127.0.0.1:0")
+    return replace(load_config().peer, **{"stream": stream, "offered": 4 << 30, **options})
+
+
 class Node:
     """One node. `hints`: what it believes of the others; `clock`: its peer tier's."""
 
     def __init__(
-        self, name: str, dram_chunks: int, *, media: Sequence[Medium] = (), pulls: PeerTierSettings | None = None
+        self, name: str, dram_chunks: int, *, media: Sequence[Medium] = (), pulls: PeerConfig | None = None
     ) -> None:
         self.name = NodeName(name)
         self._clock = MonotonicClock()
         self.clock = LaterClock()
-        self._pulls = pulls or PeerTierSettings(answer_s=5.0, stall_s=5.0)
+        self._pulls = pulls or peer_config(answer_timeout=5.0, stall_timeout=5.0)
         self.hints = RemoteChunks(PAIRS, os.urandom(16))
         self.tiers: list[PeerTier] = []
         self.links: dict[NodeName, PeerLink] = {}
-        self.pool = TieredPool(media, dram_chunks, remotes=[self._make], levels=[Level.SSD] * len(media))
+        self.pool = TieredPool(media, dram_chunks, kinds=[self._plan], levels=[Level.SSD] * len(media))
 
     @property
     def tier(self) -> PeerTier:
         """Its peer tier."""
         return self.tiers[0]
 
-    async def start(self, offers: OfferSettings | None = None) -> None:
+    async def start(self, offers: PeerConfig | None = None) -> None:
         """Serve others and this process."""
         loop = asyncio.get_running_loop()
         await self.pool.start()
-        self.offers = Offers(self.pool.pool, offers or OfferSettings(), self._clock, loop)
+        self.offers = Offers(self.pool.pool, offers or peer_config(), self._clock, loop, room=PeerRoom())
         identity = NodeIdentity(self.name, os.urandom(16), DOMAIN, self.offers.stream)
         address = parse_zmq("tcp://127.0.0.1:0")
         assert address is not None
@@ -86,7 +96,7 @@ class Node:
             self._note_link,
             identity=identity,
             keys=None,
-            settings=ControlClientSettings(),
+            settings=LinkSettings(),
             clock=self._clock,
             random=random.Random(1),
             loop=loop,
@@ -103,7 +113,7 @@ class Node:
     async def join(self, other: "Node") -> None:
         """Have a link to another node."""
         self.hints.join(other.name)
-        self.client.add(Member(other.server.endpoints[0]))
+        self.client.add_member(Member(other.server.endpoints[0]))
         await self.pool.until_moved(lambda: other.name in self.links)
 
     def believe(self, other: "Node", keys: Sequence[bytes]) -> None:
@@ -112,18 +122,20 @@ class Node:
         while self.hints.advance():
             pass
 
-    def _make(self, memory: ArenaMemory, _config: Config, _clock: Clock) -> PeerTier:
-        self.tiers.append(
-            PeerTier(
-                memory,
-                self.hints,
-                self.links.get,
-                settings=self._pulls,
-                clock=self.clock,
-                random=random.Random(2),
-            )
+    def _plan(self, _config: Config) -> TierPlan:
+        return TierPlan(self._link_tier)
+
+    def _link_tier(self, site: Site) -> RemoteLink:
+        tier = PeerTier(
+            site.memory,
+            self.hints,
+            self.links.get,
+            config=self._pulls,
+            clock=self.clock,
+            random=random.Random(2),
         )
-        return self.tiers[-1]
+        self.tiers.append(tier)
+        return site.remote(tier)
 
     def _note_link(self, link: PeerLink) -> None:
         if link.life is not None:

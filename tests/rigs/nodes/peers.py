@@ -18,7 +18,7 @@ from kvpool.layout import Layout
 from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
-from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.client import ControlClient
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import LinkSettings, PeerLink
 from kvpool.peers.control.pullers import Puller
@@ -176,7 +176,7 @@ class Watcher:
             self._note,
             identity=self.node,
             keys=self.keys,
-            settings=ControlClientSettings(link=self.link),
+            settings=self.link,
             clock=MonotonicClock(),
             random=random.Random(self.seed),
             loop=asyncio.get_running_loop(),
@@ -192,7 +192,7 @@ class Watcher:
 
     def link_at(self, endpoint: str, key: bytes = b"", node: str = "") -> PeerLink:
         """A link to an endpoint."""
-        made = self.client.add(Member(endpoint, key, node))
+        made = self.client.add_member(Member(endpoint, key, node))
         assert made is not None
         return made
 

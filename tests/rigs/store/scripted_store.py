@@ -6,16 +6,14 @@
 import json
 import random
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpool.clock import Clock
-from kvpool.config.config import Config
 from kvpool.peers.back_off import BackOffSettings
-from kvpool.peers.circuit_breaker import BreakerSettings
-from kvpool.tiers.base import ArenaMemory
+from kvpool.peers.circuit_breaker import CircuitBreaker
+from kvpool.pool.lower_tiers import Planner, Site, TierPlan
+from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.store.tier import StoreTier
 from tests.rigs.store.scripted_library import Script
 
@@ -41,24 +39,22 @@ class SharedDirectory:
         return {one.name.rpartition("+")[2]: one for one in (self.path / "objects").iterdir() if one.suffix != ".new"}
 
 
-def maker(
-    shared: SharedDirectory, made: list[StoreTier], *, failures: int = 3
-) -> Callable[[ArenaMemory, Config, Clock], StoreTier]:
+def planner(shared: SharedDirectory, made: list[StoreTier], *, failures: int = 3) -> Planner:
     """A line of the pool's composition: makes the tier over this directory and adds it to the list."""
 
-    def make(memory: ArenaMemory, config: Config, clock: Clock) -> StoreTier:
+    def link(site: Site) -> RemoteLink:
         command = (sys.executable, "-m", "tests.rigs.store.scripted_library", str(shared.path))
         back_off = BackOffSettings(first_s=0.05, most_s=0.05)
         made.append(
             StoreTier(
-                memory,
-                config.store,
-                clock=clock,
+                site.memory,
+                site.config.store,
+                clock=site.clock,
                 random=random.Random(1),
                 command=command,
-                breaker=BreakerSettings(failures=failures, back_off=back_off),
+                breaker=CircuitBreaker(site.clock, random.Random(1), failures=failures, back_off=back_off),
             )
         )
-        return made[-1]
+        return site.remote(made[-1])
 
-    return make
+    return lambda _config: TierPlan(link)

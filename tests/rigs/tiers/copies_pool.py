@@ -27,9 +27,9 @@ class CopiesPool(TieredPool):
         self, dram_chunks: int, *options: str, media: Sequence[Medium] = (), failures: list[str] | None = None
     ) -> None:
         self.devices: list[MemoryDevice] = []
-        planners = [copy_planner(self.devices, failures)]
+        kinds = [copy_planner(self.devices, failures)]
         wanted = ["hbm.device=cuda:0", "hbm.capacity=2MiB", *options]
-        super().__init__(media, dram_chunks, *wanted, copies=planners, layout=BIG, levels=[Level.SSD] * len(media))
+        super().__init__(media, dram_chunks, *wanted, kinds=kinds, layout=BIG, levels=[Level.SSD] * len(media))
 
     @property
     def device(self) -> MemoryDevice:

@@ -1,4 +1,4 @@
-"""A device in memory behind the device tier: `UsableDevice` without a driver, which fails, hangs and withholds on command.
+"""A device in memory behind the device tier: `OpenDevice` without a driver, which fails, hangs and withholds on command.
 
 A job's bytes move when it is given; its chunks are reported by the next turn of the event loop, or when a test releases them.
 """
@@ -6,17 +6,15 @@ A job's bytes move when it is given; its chunks are reported by the next turn of
 import os
 import struct
 from collections.abc import Callable
-from functools import partial
+from typing import cast
 
 import kvpool_native
 from kvpool.config.config import Config
-from kvpool.pool.lower_tiers import CopyPlanner
-from kvpool.tiers.base import ArenaMemory, Info, Outcome
-from kvpool.tiers.copies import CopyPlan, MemoryExport
-from kvpool.tiers.hbm.device import DeviceUnavailable, UsableDevice
-from kvpool.tiers.hbm.plan import DESCRIPTORS, NAME, HbmPlan, plan_hbm
+from kvpool.pool.lower_tiers import Planner, TierPlan
+from kvpool.tiers.base import ArenaMemory, Info, MemoryExport, Outcome
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
+from kvpool.tiers.hbm.plan import DESCRIPTORS, HbmPlan, plan_hbm
 from kvpool.tiers.hbm.tier import HbmTier
-from kvpool.types import Level
 
 UUID = bytes(range(16))
 ROW = struct.Struct("<6Q")  # arena offset, slot, generation, offset, bytes of the chunk, extents
@@ -131,20 +129,23 @@ class MemoryDevice:
             self._ended += ended
 
 
-def copy_planner(made: list[MemoryDevice], failures: list[str] | None = None) -> CopyPlanner:
+def copy_planner(made: list[MemoryDevice], failures: list[str] | None = None) -> Planner:
     """A line of the pool's composition: the device tier over such devices, which are added to the list. While there are
     `failures`, each opening takes one and fails for that reason."""
 
-    def open_device(plan: HbmPlan, memory: ArenaMemory) -> UsableDevice:
+    def open_device(plan: HbmPlan, memory: ArenaMemory) -> OpenDevice:
         if failures:
             raise DeviceUnavailable(failures.pop(0))
         made.append(MemoryDevice(plan, memory))
-        return made[-1]
+        return cast(OpenDevice, made[-1])
 
-    def plan(config: Config) -> CopyPlan | None:
+    def plan(config: Config) -> TierPlan | None:
         planned = plan_hbm(config)
         assert planned is not None
-        make = partial(HbmTier, planned, open_device=open_device)
-        return CopyPlan(NAME, Level.HBM, planned.geometry, DESCRIPTORS, make)
+        return TierPlan(
+            lambda site: site.copies(HbmTier(planned, site.memory, site.config, open_device=open_device)),
+            region=planned.geometry,
+            descriptors=DESCRIPTORS,
+        )
 
     return plan

@@ -7,15 +7,14 @@ until `release`; a closed tier cancels what is left.
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import kvpool_native
-from kvpool.clock import Clock
-from kvpool.config.config import Config
-from kvpool.index.namespaces import Namespace
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.pool.lower_tiers import Planner, Site, TierPlan
+from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -56,7 +55,7 @@ class _Job:
 
 
 class MemoryRemote:
-    """See the module, and `RemoteTier`."""
+    """See the module, and `Remote`."""
 
     name = "peer"
     level = Level.PEER
@@ -87,7 +86,7 @@ class MemoryRemote:
         """Go on."""
         self._may_go_on.set()
 
-    def start(self, owner: TierOwner) -> None:
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
         self._owner = owner
         self._loops.append(asyncio.get_running_loop())
         self._thread.start()
@@ -100,9 +99,6 @@ class MemoryRemote:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, STOP_TIMEOUT_S)
         self._owner.on_completed()
         return not self._thread.is_alive()
-
-    def reconfigure(self, config: Config) -> None:
-        """Nothing of it changes."""
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         def end(node: Node) -> int:
@@ -176,11 +172,11 @@ class MemoryRemote:
         return Outcome.DONE
 
 
-def maker(nodes: list[Node], made: list[MemoryRemote]) -> Callable[[ArenaMemory, Config, Clock], MemoryRemote]:
+def planner(nodes: list[Node], made: list[MemoryRemote]) -> Planner:
     """A line of the pool's composition: makes the tier over these nodes and adds it to the list."""
 
-    def make(memory: ArenaMemory, _config: Config, _clock: Clock) -> MemoryRemote:
-        made.append(MemoryRemote(nodes, memory))
-        return made[-1]
+    def link(site: Site) -> RemoteLink:
+        made.append(MemoryRemote(nodes, site.memory))
+        return site.remote(made[-1])
 
-    return make
+    return lambda _config: TierPlan(link)

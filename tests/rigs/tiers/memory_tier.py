@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 
 import numpy as np
 
@@ -28,6 +27,8 @@ from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout, WireLayout
 from kvpool.packed_rows import RESTORE_ROW
+from kvpool.pool.lower_tiers import Planner, Site, TierPlan
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -39,9 +40,7 @@ from kvpool.tiers.base import (
     Moves,
     Outcome,
     TierOwner,
-    TierPlan,
     TierState,
-    WritePolicy,
 )
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, Level
@@ -112,16 +111,15 @@ def name_of(level: Level) -> str:
 
 
 class MemoryTier:
-    """The tier itself; see the module, and `BackingTier`."""
+    """The tier itself; see the module, and `Backing`."""
 
     headers = None
-    is_authoritative = True
     is_answering = True
-    write_policy = WritePolicy(watermark=0.5)
 
     def __init__(
         self, medium: Medium, level: Level, seed: int, memory: ArenaMemory, config: Config, clock: Clock
     ) -> None:
+        self.write_policy = config.ssd
         self.name = name_of(level)
         self.level = level
         self.medium = medium
@@ -377,15 +375,12 @@ class MemoryTier:
         return kvpool_native.copy_extents(target, at.to_bytes(8, "little"), source, start, layout.extents, extent_bytes)
 
 
-def planner(
-    medium: Medium, made: list[MemoryTier], *, level: Level = Level.SSD, seed: int = 1
-) -> Callable[[Config], TierPlan]:
+def planner(medium: Medium, made: list[MemoryTier], *, level: Level = Level.SSD, seed: int = 1) -> Planner:
     """A line of the pool's composition: makes the tier over this medium and adds it to the list."""
 
-    def make(memory: ArenaMemory, config: Config, clock: Clock) -> MemoryTier:
-        made.append(MemoryTier(medium, level, seed, memory, config, clock))
-        return made[-1]
+    def link(site: Site) -> LowerLink:
+        made.append(MemoryTier(medium, level, seed, site.memory, site.config, site.clock))
+        return site.lower(made[-1])
 
-    sizes = medium.sizes
-    plan = TierPlan(name_of(level), sizes.segments * sizes.segment_bytes, sizes.max_chunks, 1, "", partial(make))
+    plan = TierPlan(link, further_entries=medium.sizes.max_chunks, descriptors=1)
     return lambda _config: plan

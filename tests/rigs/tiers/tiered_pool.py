@@ -12,12 +12,13 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
-from kvpool.pool.lower_tiers import CopyPlanner, Planner, RemoteMaker, TierKinds
+from kvpool.pool.lower_tiers import Planner
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.slots import SlotSizes
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
+from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -46,8 +47,7 @@ def medium_of(chunks: int) -> Medium:
 class TieredPool:
     """One life of a pool.
 
-    `tiers`: the lower tiers, one for each medium, the fastest first. `remotes`: makers of remote tiers; `copies`: planners of a
-    tier of copies.
+    `tiers`: the lower tiers, one for each medium, the fastest first. `kinds`: planners of further tiers.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class TieredPool:
         dram_chunks: int,
         *options: str,
         levels: Sequence[Level] = (Level.SSD,),
-        remotes: Sequence[RemoteMaker] = (),
-        copies: Sequence[CopyPlanner] = (),
+        kinds: Sequence[Planner] = (),
         layout: Layout = LAYOUT,
     ) -> None:
         self.layout = layout
@@ -72,7 +71,7 @@ class TieredPool:
             "dram.connection_quota=1.0",
             *options,
         ]
-        self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes, copies))
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), [*planners, *kinds])
         self.session = self.pool.open_session(ConnectionId(1), "model", layout)
         self.arena = self.pool._dram.arena.view()
 
@@ -112,8 +111,11 @@ class TieredPool:
         return len(await self.saved(keys))
 
     async def saved(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Save a chain: which of its chunks are stored now. Others may be on their way from another tier, before these."""
-        made = await self.serve(self.pool.chains.reserve(self.session, reserve_chain(b"", b"".join(keys))))
+        """Save a chain, or chunks alone where the layout's have no parent: which of them are stored now. Others may be on their
+        way from another tier, before these."""
+        packed = b"".join(keys)
+        request = reserve_chain(b"", packed) if self.session.layout.is_chained else reserve_alone(0, packed)
+        made = await self.serve(self.pool.chains.reserve(self.session, request))
         sums = b""
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:

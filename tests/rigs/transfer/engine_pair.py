@@ -167,7 +167,7 @@ def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate:
     if is_owner:
         slots = node.slots
         offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), EXTENTS, EXTENT_BYTES)
-        parts.add(OFFER, "here", offered, checks_of(offered))
+        parts.add_offer(OFFER, "here", offered, checks_of(offered))
     transport = EngineTransport(engine, arena, index, threads=1, jobs_max=4, clock=clock)
     return Side(node, engine, parts, transport, directory)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvpool.bench.peer import peer
-from kvpool.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
-from kvpool.bench.peer.node import EXTENTS, Node
-from kvpool.bench.peer.peer import bench_peer
+from kvpool_tools.bench.peer import peer
+from kvpool_tools.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
+from kvpool_tools.bench.peer.node import EXTENTS, Node
+from kvpool_tools.bench.peer.peer import bench_peer
 from tests.rigs.transfer.engine_pair import SCRIPTED
 from tests.rigs.transfer.scripted_engine import Script
 
@@ -57,7 +57,7 @@ def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_read_that_never_ends_is_late_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool.bench.peer.engine_ways.LONG_S", 2.0)
+    monkeypatch.setattr("kvpool_tools.bench.peer.engine_ways.LONG_S", 2.0)
     before = _children()
     with (
         _ways(_choice(tmp_path, Script(is_stuck=True)), 1) as (ways, _, _),

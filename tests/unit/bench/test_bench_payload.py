@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 
 import kvpool_client as kv
-from kvpool.bench.payload import Payload
-from kvpool.bench.replay.client import replay_layout
 from kvpool.errors import InvalidArgument
+from kvpool_tools.bench.payload import Payload
+from kvpool_tools.bench.replay.client import replay_layout
 
 LAYOUT = replay_layout(16 << 10, 512)
 CHUNKS = 6

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvpool.bench import disk as bench_disk
-from kvpool.bench.disk import RawFile, aligned_bytes, disk_folder, file_system, fio_gb_per_s, has_disk
-from kvpool.bench.replay.client import RequestResult
-from kvpool.bench.replay.tally import Tally
-from kvpool.bench.ssd.parts import parse_total
-from kvpool.bench.ssd.reopen import per_million
-from kvpool.bench.ssd.rig import sizes_within
-from kvpool.bench.ssd.rounds import Rounds
 from kvpool.errors import InvalidArgument
+from kvpool_tools.bench import disk as bench_disk
+from kvpool_tools.bench.disk import RawFile, aligned_bytes, disk_folder, file_system, fio_gb_per_s, has_disk
+from kvpool_tools.bench.replay.client import RequestResult
+from kvpool_tools.bench.replay.tally import Tally
+from kvpool_tools.bench.ssd.parts import parse_total
+from kvpool_tools.bench.ssd.reopen import per_million
+from kvpool_tools.bench.ssd.rig import sizes_within
+from kvpool_tools.bench.ssd.rounds import Rounds
 
 GB = 10**9
 CHUNK = 64 << 10

@@ -9,11 +9,11 @@ import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.bench.lookup_attention.choice import Sizes, parse_configs, parse_threads, parse_tokens
-from kvpool.bench.lookup_attention.measured_sequence import MeasuredSequence
-from kvpool.bench.lookup_attention.steps import check_memory
-from kvpool.bench.lookup_attention.timings import milliseconds, ratios
 from kvpool.errors import InvalidArgument
+from kvpool_tools.bench.lookup_attention.choice import Sizes, parse_configs, parse_threads, parse_tokens
+from kvpool_tools.bench.lookup_attention.measured_sequence import MeasuredSequence
+from kvpool_tools.bench.lookup_attention.steps import check_memory
+from kvpool_tools.bench.lookup_attention.timings import milliseconds, ratios
 
 SIZES = Sizes(tokens=2048, heads=4, kv_heads=2, head_dim=32, layers=2)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpool.sim.traces import BLOCK_TOKENS, Trace, TraceError, TraceRequest, find_traces
+from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace, TraceError, TraceRequest, find_traces
 
 GOOD = {"timestamp": 27482, "input_length": 2 * BLOCK_TOKENS + 7, "output_length": 3, "hash_ids": [0, 5, 9]}
 READ = TraceRequest(27.482, 2 * BLOCK_TOKENS + 7, 3, (0, 5), 9)

@@ -10,7 +10,7 @@ from kvpool.errors import InvalidArgument
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import BlockPool
+from kvpool_blocks import BlockPool
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.blocks.prefix_engine import PrefixEngine
 
@@ -181,7 +181,7 @@ def test_the_head_of_a_block_is_copied_also_of_the_last_part_block(common: int, 
 
 
 def test_the_longest_head_among_many_siblings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool_client.blocks.tree.child_order.RUN_MAX", 32)
+    monkeypatch.setattr("kvpool_blocks.tree.child_order.RUN_MAX", 32)
     engine = PrefixEngine(512)
     for number in range(150):
         engine.run(number, [1, number, number % 7, 3, 9])

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import BlockPool
+from kvpool_blocks import BlockPool
 
 pytestmark = [pytest.mark.torch, pytest.mark.timed]
 

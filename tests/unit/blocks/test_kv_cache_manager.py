@@ -12,7 +12,7 @@ from kvpool.errors import InvalidArgument
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState  # noqa: E402
+from kvpool_blocks.executor import CacheType, KVCacheManager, RequestState  # noqa: E402
 from tests.rigs.blocks.executor import ScriptedRequest, manager_of  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks.tree.child_order import RUN_MAX, ChildOrder
-from kvpool_client.blocks.tree.eviction_order import EvictionOrder
-from kvpool_client.blocks.tree.prefix_tree import NO_BLOCK, Node
-from kvpool_client.blocks.tree.scope import Scope
+from kvpool_blocks.tree.child_order import RUN_MAX, ChildOrder
+from kvpool_blocks.tree.eviction_order import EvictionOrder
+from kvpool_blocks.tree.prefix_tree import NO_BLOCK, Node
+from kvpool_blocks.tree.scope import Scope
 
 pytestmark = pytest.mark.torch
 

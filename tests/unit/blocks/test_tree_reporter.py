@@ -10,10 +10,10 @@ import kvpool_native
 from kvpool.errors import DaemonUnreachable, InvalidArgument, Refused
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.types import ReportState
-from kvpool_client.blocks import tree_reporter
-from kvpool_client.blocks.tree.prefix_tree import Node, PrefixTree
-from kvpool_client.blocks.tree.scope import Scope
-from kvpool_client.blocks.tree_reporter import TreeReporter
+from kvpool_blocks import tree_reporter
+from kvpool_blocks.tree.prefix_tree import Node, PrefixTree
+from kvpool_blocks.tree.scope import Scope
+from kvpool_blocks.tree_reporter import TreeReporter
 from kvpool_client.connection.engine_reports import ReportedChunk
 from tests.rigs.daemon import wait_until
 

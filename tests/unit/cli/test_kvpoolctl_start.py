@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import MODULES, cli
+from kvpool_tools.cli.kvpoolctl import MODULES, cli
 
-COMMANDS = Path(__file__).parents[3] / "kvpool" / "cli" / "commands"
+COMMANDS = Path(__file__).parents[3] / "tools" / "kvpool_tools" / "cli" / "commands"
 IMPORTED = """
 import sys
 from click.testing import CliRunner
-from kvpool.cli.kvpoolctl import cli
+from kvpool_tools.cli.kvpoolctl import cli
 done = CliRunner().invoke(cli, [sys.argv[1], "--help"])
 assert done.exit_code == 0, done.output
-print(*sorted(name for name in sys.modules if name.startswith("kvpool.cli.commands.")))
+print(*sorted(name for name in sys.modules if name.startswith("kvpool_tools.cli.commands.")))
 print(*sorted({"rich", "kvpool_client", "asyncio"} & set(sys.modules)))
 """
 
@@ -29,7 +29,7 @@ def test_every_command_is_found_by_its_name_in_its_module() -> None:
         if "@cli." in path.read_text()
     ]
     for module in modules:
-        importlib.import_module(f"kvpool.cli.commands.{module}")
+        importlib.import_module(f"kvpool_tools.cli.commands.{module}")
     assert set(cli.commands) == set(MODULES)
     assert set(MODULES.values()) == set(modules)
 
@@ -40,7 +40,7 @@ def test_a_command_is_imported_alone_and_without_what_it_does_not_use(name: str)
         [sys.executable, "-c", IMPORTED, name], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"kvpool.cli.commands.{MODULES[name]}\n\n"
+    assert done.stdout == f"kvpool_tools.cli.commands.{MODULES[name]}\n\n"
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:

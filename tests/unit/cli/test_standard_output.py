@@ -9,7 +9,7 @@ import pytest
 
 def _run(arguments: list[str], *, unbuffered: str, stdout: int | None) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments]
+    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *arguments]
     return subprocess.run(
         command,
         stdout=stdout,

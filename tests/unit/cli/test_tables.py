@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kvpool.cli.output import print_table
+from kvpool_tools.cli.output import print_table
 
 ROWS = [
     {"node": "?", "address": "192.0.2.12:9470", "read": "-"},

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvpool.cli.watch import HEADER_EVERY, Watch
 from kvpool.clock import NS_PER_S
+from kvpool_tools.cli.watch import HEADER_EVERY, Watch
 
 
 def _sections(**values: Any) -> dict[str, dict[str, Any]]:

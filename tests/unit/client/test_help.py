@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import kvpool_client
+import kvpool_sparse
 
-PACKAGES = ["kvpool_client", "kvpool_client.blocks", "kvpool_client.sparse"]
+PACKAGES = ["kvpool_client", "kvpool_blocks", "kvpool_sparse"]
 PACKAGES += ["kvpool_client.torch"] if importlib.util.find_spec("torch") else []
 # Imported by who has transformers; not re-exported by a package.
-TRANSFORMERS = Path(kvpool_client.__file__).parent / "sparse" / "transformers_attention.py"
+TRANSFORMERS = Path(kvpool_sparse.__file__).parent / "transformers_attention.py"
 # Classes that callers construct; any other one's help names what answers it.
 CONSTRUCTED = {
     *("Layout", "Group", "Share", "TokenRange", "SparseConfig", "SparseSequence"),
@@ -33,7 +34,7 @@ CHECKS = re.compile(r"_?check(ed)?_\w+|_?check")
 
 
 def package_of(name: str) -> ModuleType:
-    if name != "kvpool_client" and name != "kvpool_client.sparse":
+    if name != "kvpool_client" and name != "kvpool_sparse":
         pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
     return importlib.import_module(name)
 

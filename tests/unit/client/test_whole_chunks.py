@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.sparse import SparseConfig, SparseSequence
+from kvpool_sparse import SparseConfig, SparseSequence
 from tests.rigs.fake_pool import AWAY
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.blocks import BlockPool  # noqa: E402 - only where torch is there
+from kvpool_blocks import BlockPool  # noqa: E402 - only where torch is there
 from kvpool_client.torch import PagedPrefixCache  # noqa: E402
 from tests.rigs.blocks.executor import manager_of  # noqa: E402
 

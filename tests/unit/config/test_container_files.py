@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpool.cli.kvpoolctl import TIMEOUT
 from kvpool.config.config import OPTIONS, load_config
 from kvpool.units import parse_duration
+from kvpool_tools.cli.kvpoolctl import TIMEOUT
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "compose.yaml").read_text())

@@ -8,9 +8,9 @@ import zmq
 from click.testing import CliRunner
 from zmq.utils import z85
 
-from kvpool.cli.kvpoolctl import cli
 from kvpool.config.curve_keys import KeyPair, make_key_pair, read_allow_list, read_key_file, write_key_file
 from kvpool.errors import ConfigError
+from kvpool_tools.cli.kvpoolctl import cli
 
 OPTION = "peer.keys"
 

@@ -10,8 +10,8 @@ import kvpool_native
 from kvpool.errors import ProtocolError
 from kvpool.index.miss_ratio_curve import RATE_MAX, SAMPLES
 from kvpool.protocol import hit_curve
-from kvpool.sim.oracles import lru_hits
-from kvpool.sim.workload import Workload
+from kvpool_tools.sim.oracles import lru_hits
+from kvpool_tools.sim.workload import Workload
 from tests.rigs.real_traces import real_trace
 from tests.rigs.simulations import load, random_prompts, workload_of
 

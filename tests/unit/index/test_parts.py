@@ -303,7 +303,7 @@ def test_a_short_save_ends_beside_a_slow_end_of_others() -> None:
     def check(setting: Setting) -> None:
         made = setting.reserve(setting.keys(1))
         short = setting.reserve(chain(2, 4))
-        setting.pool._writers.end(setting.session, made.reservation, setting.clock.now_ns())
+        setting.pool._writers.end_reservation(setting.session, made.reservation, setting.clock.now_ns())
         assert setting.pool._writers.has_backlog
         assert setting.commit(short, 4).states == bytes([SaveState.STORED]) * 4
         assert not setting.pool._writers.is_ending(short.reservation)

@@ -70,23 +70,23 @@ def test_the_longest_run_of_one_node_is_found_and_not_the_sum_of_several() -> No
 
 def test_events_store_renew_and_remove() -> None:
     remote, keys = remote_of(ONE), column(0, 3)
-    assert remote.note(ONE, Event(0, EventKind.CREATED, capacities=(0, 5)))
-    assert remote.note(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=2))
-    assert remote.note(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=6, tiers_before=2))
-    assert remote.note(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
+    assert remote.queue_event(ONE, Event(0, EventKind.CREATED, capacities=(0, 5)))
+    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=2))
+    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=6, tiers_before=2))
+    assert remote.queue_event(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
     settle(remote)
     assert longest_run(remote, keys, 0) == RemoteRun(ONE, 2)
 
 
 def test_what_only_an_engine_of_another_node_has_is_not_there() -> None:
     remote, keys = remote_of(ONE), column(0, 3)
-    assert remote.note(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=1))
+    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=1))
     settle(remote)
     assert longest_run(remote, keys, 0) == NO_RUN
-    assert remote.note(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=3, tiers_before=1))
+    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=3, tiers_before=1))
     settle(remote)
     assert longest_run(remote, keys, 0) == RemoteRun(ONE, 1)
-    assert remote.note(ONE, Event(3, EventKind.UPDATED, keys=keys[:1].packed, tiers=1, tiers_before=3))
+    assert remote.queue_event(ONE, Event(3, EventKind.UPDATED, keys=keys[:1].packed, tiers=1, tiers_before=3))
     settle(remote)
     assert longest_run(remote, keys, 0) == NO_RUN
 
@@ -134,7 +134,7 @@ def test_a_full_queue_takes_nothing() -> None:
     remote = remote_of(ONE, OTHER, pairs=200_000)
     assert remote.note_stored(ONE, column(0, PENDING_KEYS_MAX))
     assert not remote.note_stored(ONE, column(0, 1))
-    assert not remote.note(ONE, Event(1, EventKind.REMOVED, keys=column(0, 1).packed))
+    assert not remote.queue_event(ONE, Event(1, EventKind.REMOVED, keys=column(0, 1).packed))
     assert remote.note_stored(OTHER, column(0, 1))
     assert remote.pending_of(ONE) == PENDING_KEYS_MAX
     settle(remote)

@@ -21,7 +21,7 @@ def _with(*holders: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservat
     """Reservations 1 and so on."""
     reservations = Reservations(TTL_NS)
     for holder in holders:
-        reservations.add(owner, [_run(4, holder)], now_ns)
+        reservations.add_reservation(owner, [_run(4, holder)], now_ns)
     return reservations
 
 
@@ -37,7 +37,7 @@ def test_a_reservation_belongs_to_its_owner_alone() -> None:
 def test_what_has_slots_is_of_one_reservation() -> None:
     reservations = _with(5)
     assert reservations.verify() == []
-    reservations.add(BOB, [_run(1, 5)], 0)
+    reservations.add_reservation(BOB, [_run(1, 5)], 0)
     assert reservations.verify() == ["reservations: something that has slots is in two of them"]
 
 
@@ -49,23 +49,23 @@ def test_a_run_names_the_holders_of_its_chunks() -> None:
 
 def test_an_empty_reservation_is_refused() -> None:
     with pytest.raises(AssertionError):
-        _with().add(ANN, [_run(0)], 0)
+        _with().add_reservation(ANN, [_run(0)], 0)
 
 
 def test_an_ended_reservation_is_forgotten() -> None:
     reservations = _with(5, 6)
     found = reservations.find(SaveId(1), ANN)
     assert found is not None
-    reservations.end(found)
+    reservations.remove_reservation(found)
     assert reservations.find(SaveId(1), ANN) is None
     assert (len(reservations), reservations.count_of(ANN), reservations.verify()) == (1, 1, [])
     with pytest.raises(KeyError):
-        reservations.end(found)
+        reservations.remove_reservation(found)
 
 
 def test_owners_have_their_own() -> None:
     reservations = _with(1, 2)
-    reservations.add(BOB, [_run(1, 3)], 0)
+    reservations.add_reservation(BOB, [_run(1, 3)], 0)
     assert sorted(entry.id for entry in reservations.of_owner(ANN)) == [1, 2]
     assert [entry.id for entry in reservations.of_owner(BOB)] == [3]
     assert reservations.of_owner(ConnectionId(9)) == []
@@ -86,7 +86,7 @@ def test_a_writer_is_overdue_when_the_time_that_it_was_welcomed_with_has_passed_
     ttl_ns = 60 * NS_PER_S
     reservations = Reservations(ttl_ns)
     reservations.change_ttl(NS_PER_S)
-    reservations.add(ANN, [_run(4, 5)], 0)
+    reservations.add_reservation(ANN, [_run(4, 5)], 0)
     assert len(reservations.expire(NS_PER_S)) == 1
     assert reservations.overdue(NS_PER_S + ttl_ns - 1) == set()
     assert reservations.overdue(NS_PER_S + ttl_ns) == {ANN}
@@ -95,7 +95,7 @@ def test_a_writer_is_overdue_when_the_time_that_it_was_welcomed_with_has_passed_
 def test_a_fully_committed_reservation_that_was_not_ended_is_found() -> None:
     reservations = Reservations(TTL_NS)
     first, second = _run(4, 5), _run(1, 6)
-    reservations.add(ANN, [first, second], 0)
+    reservations.add_reservation(ANN, [first, second], 0)
     first.committed = 4
     assert reservations.verify() == []
     second.committed = 1

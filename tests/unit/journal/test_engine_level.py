@@ -249,7 +249,7 @@ def test_a_connection_has_half_of_what_others_leave_and_a_user_its_share() -> No
     for source in mine:
         for chunk in many(1000 * source.connection, 100):
             if kept.has_room(source, chunk):
-                kept.add(source, NamespaceId(0), chunk)
+                kept.add_chunk(source, NamespaceId(0), chunk)
     assert 59 * size < kept.used_bytes <= 60 * size, "all connections of one user"
     assert not any(kept.has_room(source, chunk) for source in mine for chunk in many(9000, 2))
     assert all(kept.has_room(others, chunk) for chunk in many(9000, 2))

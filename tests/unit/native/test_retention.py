@@ -7,8 +7,7 @@ import kvpool_native
 from kvpool.index.namespaces import Namespaces
 from kvpool.layout import Layout
 from kvpool.packed_rows import CATALOGUE_ROW
-from kvpool.tiers.ssd.catalogue.restore_rows import pack_restore_rows
-from kvpool.tiers.ssd.catalogue.rows import Row
+from kvpool.tiers.ssd.catalogue.rows import Row, pack_restore_rows
 from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 
 ACCEPTED, CLIPPED, ABSENT = 0, 1, 2

@@ -27,7 +27,7 @@ async def test_a_flood_is_reported_soon_and_then_once_in_a_rest() -> None:
     with near, far:
         near.setblocking(False)
         far.setblocking(False)
-        watch.add(near.fileno())
+        watch.add_connection(near.fileno())
         begun_s = loop.time()
         while loop.time() < begun_s + 100 * REST_S:
             with suppress(BlockingIOError):
@@ -59,12 +59,12 @@ async def test_a_number_that_is_used_again_is_another_connection() -> None:
     watch = ArrivalWatch(asyncio.get_running_loop(), arrivals.append)
     pairs = [socket.socketpair() for _ in range(2)]
     held = os.dup(pairs[0][0].fileno())  # as the guard holds it, while another owner's stays open
-    watch.add(held)
+    watch.add_connection(held)
     pairs[0][1].send(b"x")
     await until(lambda: arrivals == [held], "it is seen")
     watch.remove(held)
     os.dup2(pairs[1][0].fileno(), held)
-    watch.add(held)
+    watch.add_connection(held)
     pairs[0][1].send(b"of the former")
     await pass_time(3 * REST_S)
     assert arrivals == [held]

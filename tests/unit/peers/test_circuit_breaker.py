@@ -5,9 +5,9 @@ import random
 import pytest
 
 from kvpool.peers.back_off import BackOff, BackOffSettings
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.circuit_breaker import FAILURES, TRIAL_S, BreakerState, CircuitBreaker, Permit
 
-SETTINGS = BreakerSettings(failures=3, trial_s=5.0, back_off=BackOffSettings(first_s=1.0, most_s=8.0))
+BACK_OFF = BackOffSettings(first_s=1.0, most_s=8.0)
 
 
 class _Clock:
@@ -26,17 +26,17 @@ class _Always:
 
 
 def _breaker(clock: _Clock) -> CircuitBreaker:
-    return CircuitBreaker(SETTINGS, clock, _Always(1.0))
+    return CircuitBreaker(clock, _Always(1.0), back_off=BACK_OFF)
 
 
 def _ask(breaker: CircuitBreaker) -> Permit:
-    permit = breaker.ask()
+    permit = breaker.ask_permit()
     assert permit is not None
     return permit
 
 
 def _open(breaker: CircuitBreaker) -> None:
-    for _ in range(SETTINGS.failures):
+    for _ in range(FAILURES):
         breaker.fail(_ask(breaker))
     assert breaker.state.value == "open"
 
@@ -49,7 +49,7 @@ def test_it_opens_after_failures_in_a_row_alone() -> None:
         breaker.succeed(_ask(breaker))
         assert breaker.state.value == "closed"
     _open(breaker)
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     assert breaker.opened == 1
 
 
@@ -58,11 +58,11 @@ def test_exactly_one_trial_after_the_pause() -> None:
     breaker = _breaker(clock)
     _open(breaker)
     clock.now_s += 0.999
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     clock.now_s += 0.002
     trial = _ask(breaker)
     assert breaker.state.value == "half-open"
-    assert breaker.ask() is None
+    assert breaker.ask_permit() is None
     breaker.succeed(trial)
     assert breaker.state.value == "closed"
     assert breaker.retry_s == 0
@@ -89,8 +89,8 @@ def test_a_trial_without_an_outcome_has_failed() -> None:
     _open(breaker)
     clock.now_s += 1.0
     lost = _ask(breaker)
-    clock.now_s += SETTINGS.trial_s
-    assert breaker.ask() is None
+    clock.now_s += TRIAL_S
+    assert breaker.ask_permit() is None
     assert breaker.state.value == "open"
     breaker.succeed(lost)
     assert breaker.state.value == "open"
@@ -115,23 +115,23 @@ def test_a_new_life_closes_it() -> None:
     _open(breaker)
     breaker.reset()
     assert breaker.state.value == "closed"
-    assert breaker.ask() is not None
+    assert breaker.ask_permit() is not None
 
 
 def test_random_outcomes_keep_the_invariant(seed: int) -> None:
     chance, clock = random.Random(seed), _Clock()
-    breaker = CircuitBreaker(SETTINGS, clock, chance)
+    breaker = CircuitBreaker(clock, chance, back_off=BACK_OFF)
     permits: list[Permit] = []
     for _ in range(5000):
         clock.now_s += chance.random() * 2
         if chance.random() < 0.6:
-            permit = breaker.ask()
+            permit = breaker.ask_permit()
             assert (permit is None) <= (breaker.state is not BreakerState.CLOSED)
             permits += [permit] if permit else []
         elif permits:
             outcome = breaker.succeed if chance.random() < 0.3 else breaker.fail
             outcome(permits.pop(chance.randrange(len(permits))))
-        assert breaker.retry_s <= SETTINGS.back_off.most_s
+        assert breaker.retry_s <= BACK_OFF.most_s
         breaker.verify()
     assert breaker.opened > 10
 

@@ -61,7 +61,7 @@ class Setting:
 
     async def settle(self) -> None:
         """Until nothing moves between the tiers."""
-        while self.pool.measure({}).lower["ssd"]["ssd.promotions_under_way"]:
+        while self.pool.measure({}).tiers["ssd"]["ssd.promotions_under_way"]:
             await asyncio.sleep(0.001)
 
     def drop(self) -> None:
@@ -112,7 +112,7 @@ def test_a_check_counts_the_holds_of_an_unfinished_acquire() -> None:
 def test_a_chunk_dropped_and_saved_again_during_an_acquire_or_a_hint_is_taken_anew(tmp_path: Path) -> None:
     async def check(setting: Setting) -> None:
         pool = setting.pool
-        while pool.measure({}).lower["ssd"]["ssd.state"] != "ok":
+        while pool.measure({}).tiers["ssd"]["ssd.state"] != "ok":
             await asyncio.sleep(0.001)
         assert (await pool.demote_all(10.0))["left"] == 0
         served(pool.flush(None, None, "dram"))

@@ -8,9 +8,9 @@ import pytest
 import kvpool_native
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
-from kvpool.sim.node import SimulatedArena
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import EPOCH_BYTES
+from kvpool_tools.sim.node import SimulatedArena
 
 
 class StandingClock:

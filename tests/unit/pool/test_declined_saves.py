@@ -29,25 +29,25 @@ def clock() -> Passing:
 def test_a_user_all_of_whose_saves_are_declined_is_shown_until_one_is_taken(clock: Passing) -> None:
     saves = DeclinedSaves(clock)
     for _ in range(20):
-        saves.note(1000, SHARE)
-        saves.note(1001, TAKEN)
+        saves.note_answer(1000, SHARE)
+        saves.note_answer(1001, TAKEN)
         assert saves.problems() == []
         clock.pass_s(SHOWN_AFTER_S / 19)
-    saves.note(1000, SHARE)
+    saves.note_answer(1000, SHARE)
     (problem,) = saves.problems()
     assert problem.startswith("saves: all of user 1000 are declined for 3")
     assert "105 chunks (quota: dram.connection_quota and server.user_quota bound it)" in problem
-    saves.note(1000, TAKEN)
+    saves.note_answer(1000, TAKEN)
     assert saves.problems() == []
-    saves.note(1000, FULL)
+    saves.note_answer(1000, FULL)
     assert saves.problems() == [], "it begins again"
 
 
 def test_who_saves_nothing_any_more_is_not_shown(clock: Passing) -> None:
     saves = DeclinedSaves(clock)
-    saves.note(1000, FULL)
+    saves.note_answer(1000, FULL)
     clock.pass_s(SHOWN_AFTER_S)
-    saves.note(1000, FULL)
+    saves.note_answer(1000, FULL)
     assert "dram.capacity is held whole" in saves.problems()[0]
     clock.pass_s(FORGOTTEN_AFTER_S + 1)
     assert saves.problems() == []
@@ -57,10 +57,10 @@ def test_what_no_operator_bounds_and_what_counts_for_nobody_is_not_shown(clock: 
     saves = DeclinedSaves(clock)
     for states in (bytes([SaveState.PENDING]), bytes([SaveState.NO_PARENT]), b""):
         for _ in range(2):
-            saves.note(1000, states)
+            saves.note_answer(1000, states)
             clock.pass_s(SHOWN_AFTER_S)
     for _ in range(2):
-        saves.note(None, SHARE)
+        saves.note_answer(None, SHARE)
         clock.pass_s(SHOWN_AFTER_S)
     assert saves.problems() == []
 
@@ -69,6 +69,6 @@ def test_as_many_users_as_there_may_be_are_known(clock: Passing) -> None:
     saves = DeclinedSaves(clock)
     for _ in range(2):
         for user in range(2 * USERS_MAX):
-            saves.note(user, SHARE)
+            saves.note_answer(user, SHARE)
         clock.pass_s(SHOWN_AFTER_S)
     assert len(saves._users) == USERS_MAX

@@ -31,10 +31,10 @@ class Directory:
 def test_a_hold_is_queued_for_as_long_as_the_directory_has_it(size: int) -> None:
     directory, called = Directory(size), []
     ending = EndingHolds(directory, lambda: called.append(1))  # type: ignore[arg-type]  # what it calls
-    ending.end([HoldId(1)], 7)
+    ending.release_holds([HoldId(1)], 7)
     for _ in range(5):
         assert len(ending) == len(directory.sizes)
-        ending.end([], 7)
+        ending.release_holds([], 7)
     assert not directory.sizes
     assert not len(ending)
     assert len(called) == -(-size // ENDED_AT_ONCE) - 1
@@ -44,11 +44,11 @@ def test_many_small_holds_end_in_several_calls() -> None:
     """A call may come to its bound with the last chunk of a hold."""
     directory = Directory(*[1] * 900)
     ending = EndingHolds(directory, lambda: None)  # type: ignore[arg-type]  # what it calls
-    ending.end(list(directory.sizes), 7)
+    ending.release_holds(list(directory.sizes), 7)
     calls = 1
     while len(ending):
         assert len(ending) == len(directory.sizes)
-        ending.end([], 7)
+        ending.release_holds([], 7)
         calls += 1
     assert calls == -(-900 * (ENDED_COST + 1) // ENDED_AT_ONCE)
 
@@ -56,6 +56,6 @@ def test_many_small_holds_end_in_several_calls() -> None:
 def test_without_a_backlog_all_end_at_once() -> None:
     directory = Directory(5, ENDED_AT_ONCE * 4, 1)
     ending = EndingHolds(directory, None)  # type: ignore[arg-type]  # what it calls
-    ending.end(list(directory.sizes), 7)
+    ending.release_holds(list(directory.sizes), 7)
     assert not directory.sizes
     assert not len(ending)

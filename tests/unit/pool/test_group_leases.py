@@ -60,14 +60,14 @@ class Setting:
 
     def take(self) -> HoldTask:
         """All holds, of no lease yet."""
-        task = self.readers.begin(self.session, runs_of_hit(self.session, KEYS, CHUNKS), chunks=CHUNKS)
+        task = self.readers.begin_task(self.session, runs_of_hit(self.session, KEYS, CHUNKS), chunks=CHUNKS)
         while task.advance(1) is Step.MORE:
             pass
         assert len(task.holds) == 1 + CHUNKS
         return task
 
     def lease(self) -> Grant:
-        grant = self.readers.grant(self.session, self.readers.take(self.session, self.take()), 1)
+        grant = self.readers.grant(self.session, self.readers.take_holds(self.session, self.take()), 1)
         assert (grant.chunks, len(grant.tiers)) == (CHUNKS, 2 * CHUNKS)
         return grant
 
@@ -104,7 +104,7 @@ def test_thousands_of_holds_end_in_parts(how: str) -> None:
     async def check(rig: Setting) -> None:
         if how == "given up":
             task = rig.take()
-            await rig.assert_ends_in_parts(lambda: task.end(1))
+            await rig.assert_ends_in_parts(lambda: task.release_holds(1))
         elif how == "released":
             lease = rig.lease().lease
             await rig.assert_ends_in_parts(lambda: rig.readers.release(rig.session, lease, 1))
@@ -147,8 +147,8 @@ def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> Non
         assert place is not None
         assert rig.pool._directory.drop(key, place[1])
         assert task.chunks == 0
-        assert rig.readers.take(rig.session, task) == NOTHING_TAKEN
-        task.end(1)
+        assert rig.readers.take_holds(rig.session, task) == NOTHING_TAKEN
+        task.release_holds(1)
 
     in_setting(check)
 

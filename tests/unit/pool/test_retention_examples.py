@@ -15,11 +15,11 @@ from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.retention import Retention, RetentionColumns, keep
 from kvpool.pool.writers.writers import Writers
-from kvpool.sim.node import SimulatedArena
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import KEY_BYTES, ConnectionId, NamespaceId, RetainState, SaveState, SizeClassId
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
+from kvpool_tools.sim.node import SimulatedArena
 
 LAYOUT = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=16)
 S = 10**9

@@ -1,15 +1,16 @@
 """Retention of a save: one call, for every tier that has the chunks."""
 
-from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from kvpool.clock import MonotonicClock
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import Retention, RetentionColumns
-from kvpool.tiering.link import Link
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import KEEP_PRIORITY, RetainState, SaveState
+from kvpool.tiers.base import Backing
+from kvpool.tiers.slots import Slots
+from kvpool.types import KEEP_PRIORITY, Level, RetainState, SaveState
 from tests.rigs.events.journal_rig import Rig, key
 
 PRESENT, RESERVED, FULL = bytes([SaveState.PRESENT]), bytes([SaveState.RESERVED]), bytes([SaveState.FULL])
@@ -25,9 +26,9 @@ class Tiers:
         self.keys = KeyColumn.of([key([1]), key([1, 2])])
         self.touched: list[bytes] = []
         self.looks = 0
-        lower = SimpleNamespace(slots=SimpleNamespace(directory=self.rig.files), touch=self.touched.append)
-        link: Any = SimpleNamespace(lower=lower)
-        link.remember_retention = partial(Link.remember_retention, link)
+        link = LowerLink.__new__(LowerLink)
+        link.tier = cast(Backing, SimpleNamespace(level=Level.SSD, touch=self.touched.append))
+        link.slots = cast(Slots, SimpleNamespace(directory=self.rig.files))
         arena: Any = SimpleNamespace(directory=self.rig.memory)
         self.retention = Retention(self.rig.memory, Tiering(arena, [link], MonotonicClock()), self._look)
         self.rig.store([1])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 import numpy as np
 import pytest
 
+import kvpool_client as kv
 import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.errors import ProtocolError, Refused
@@ -18,7 +19,9 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.transfer.workers import Job, Report
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
+from tests.rigs.groups.hybrid import HYBRID, WINDOW
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_alone
 
 KEYS = b"".join(bytes([number]) * 32 for number in (1, 2))
 SECOND_NS = 1_000_000_000
@@ -200,5 +203,31 @@ def test_a_failed_copy_is_reported_and_counts_as_not_copied(monkeypatch: pytest.
             await answer
         assert isinstance(answer.exception(), OSError)
         assert setting.commit() == [SaveState.CHECKSUM, SaveState.NO_PARENT]
+
+    _in_setting(check, monkeypatch)
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_chunk_without_a_parent_is_stored_beside_one_that_was_not_copied(
+    monkeypatch: pytest.MonkeyPatch, is_part: bool
+) -> None:
+    async def check(setting: Setting) -> None:
+        session = setting.pool.open_session(ConnectionId(8), "windows", HYBRID)
+        window = session.of_group(WINDOW).layout
+        share = kv.Share(0, window.layers // 2, 0, 1) if is_part else None
+        numbers = range(window.extents) if share is None else share.extents(window)
+        answer, fd = setting.pool.staged.open(session)
+        staging = kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        keys = b"".join(bytes([number]) * 32 for number in (3, 4, 5))
+        made = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
+        for chunk in (0, 2):
+            setting.pool.staged.copy(session, sm.CopyStaged(made.reservation, chunk, 1, 0, len(numbers), 0))
+        await setting.workers.run()
+        zeros = kvpool_native.extent_checksums(staging, 0, window.extent_bytes, len(numbers))
+        request = m.Commit(made.reservation, zeros * 3, b"")
+        stored = SaveState.PART if is_part else SaveState.STORED
+        assert list(served(setting.pool.chains.commit(session, request)).states) == [stored, SaveState.CHECKSUM, stored]
+        again = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
+        assert again.states[1] == SaveState.RESERVED, "what was not copied may be saved again"
 
     _in_setting(check, monkeypatch)

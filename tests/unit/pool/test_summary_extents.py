@@ -49,7 +49,7 @@ def landed(extents: range, *, kv_extents: int = LAYOUT.layers) -> tuple[Director
     saves = FollowedSaves(cast(Any, directory))
     saves.listen(listener)
     run = ReservedRun(SESSION, CHUNKS, LAYOUT.extents, kv_extents, [ReservationId(1)])
-    saves.begin(run, KeyColumn(bytes(32 * CHUNKS)))
+    saves.begin_save(run, KeyColumn(bytes(32 * CHUNKS)))
     sums = np.array([[10 * chunk + extent for extent in extents] for chunk in range(CHUNKS)], "<u4")
     saves.land(run, Extents(range(CHUNKS), extents), sums.tobytes())
     return directory, listener

@@ -144,12 +144,12 @@ def test_as_many_items_as_allowed_pass() -> None:
 
 def test_frames_wait_as_bytes_until_they_are_taken() -> None:
     reader = FrameReader()
-    reader.add(encode(1, 1, []) + encode(1, 2, []) + encode(1, 3, [])[:5])
+    reader.add_bytes(encode(1, 1, []) + encode(1, 2, []) + encode(1, 3, [])[:5])
     assert reader.next() == (1, 1, [])
-    reader.add(encode(1, 3, [])[5:] + b"\x02")
+    reader.add_bytes(encode(1, 3, [])[5:] + b"\x02")
     assert reader.next() == (1, 2, [])
     assert reader.next() == (1, 3, [])
     assert reader.next() is None
-    reader.add(b"\0\0\0\xc0\xc0")
+    reader.add_bytes(b"\0\0\0\xc0\xc0")
     with pytest.raises(ProtocolError):
         reader.next()

@@ -71,7 +71,7 @@ def test_a_role_that_is_not_named_has_no_handler() -> None:
 
 def test_a_declared_verb_is_measured_under_its_name() -> None:
     times = RequestTimes(verbs_of(Pins, Asking))
-    times.add(Pin.KIND, 5000)
+    times.add_time(Pin.KIND, 5000)
     assert {name: sum(verb.counts) for name, verb in times.verbs().items()} == {"pin": 1, "ask_pins": 0}
 
 

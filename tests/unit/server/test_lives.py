@@ -21,15 +21,15 @@ def test_each_early_end_doubles_the_wait_up_to_five_minutes(tmp_path: Path) -> N
     for _ in range(40):
         life = _begin(tmp_path / "lock")
         waits.append((life.early_ends, life.wait_s))
-        life.end(is_clean=False)
+        life.end_life(is_clean=False)
     expected = [0.0, 0.0, *(float(min(WAIT_S_MAX, 1 << number)) for number in range(38))]
     assert waits == list(enumerate(expected))
 
 
 def test_a_clean_end_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(3):
-        _begin(tmp_path / "lock").end(is_clean=False)
-    _begin(tmp_path / "lock").end(is_clean=True)
+        _begin(tmp_path / "lock").end_life(is_clean=False)
+    _begin(tmp_path / "lock").end_life(is_clean=True)
     assert not (tmp_path / "lock").exists()
     assert _begin(tmp_path / "lock").early_ends == 0
 

@@ -29,16 +29,16 @@ def test_one_peer_and_code_is_one_line_a_minute_and_the_rest_is_counted(caplog: 
     clock = Hand()
     refusals = RefusalLog(clock)
     for _ in range(500):
-        refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
-    refusals.note(Peer(7, 1000, 1000), "layout", "too large")
-    refusals.note(Peer(8, 1000, 1000), "version", "client speaks protocol 9")
+        refusals.note_refusal(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
+    refusals.note_refusal(Peer(7, 1000, 1000), "layout", "too large")
+    refusals.note_refusal(Peer(8, 1000, 1000), "version", "client speaks protocol 9")
     assert _lines(caplog) == [
         "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
         "handshake refused: pid 7 uid 1000: layout: too large",
         "handshake refused: pid 8 uid 1000: version: client speaks protocol 9",
     ]
     clock.now = MINUTE_NS
-    refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
+    refusals.note_refusal(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
     assert _lines(caplog) == [
         "handshake refused: pid 7 uid 1000: version: 499 times more",
         "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
@@ -50,10 +50,10 @@ def test_new_processes_without_end_are_a_bounded_number_of_lines(caplog: pytest.
     clock = Hand()
     refusals = RefusalLog(clock)
     for pid in range(10_000):
-        refusals.note(Peer(pid, 1000, 1000), "version", "client speaks protocol 9")
+        refusals.note_refusal(Peer(pid, 1000, 1000), "version", "client speaks protocol 9")
     assert len(_lines(caplog)) == PEERS_MAX + 1
     clock.now = MINUTE_NS
-    refusals.note(Peer(1, 1000, 1000), "version", "client speaks protocol 9")
+    refusals.note_refusal(Peer(1, 1000, 1000), "version", "client speaks protocol 9")
     lines = _lines(caplog)
     assert lines[0] == f"handshakes of further peers refused: {10_000 - PEERS_MAX}"
     assert len(lines) == 2

@@ -67,7 +67,7 @@ def test_every_verb_has_a_row() -> None:
 def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
     times = RequestTimes(VERBS)
     for taken_ns in (0, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1], BOUNDS_NS[-1] + 1):
-        times.add(m.Acquire.KIND, taken_ns)
+        times.add_time(m.Acquire.KIND, taken_ns)
     counts = times.verbs()["acquire"].counts
     assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 1)
     assert times.verbs()["acquire"].sum_ns == 2 * BOUNDS_NS[0] + 1 + 2 * BOUNDS_NS[-1] + 1

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvpool.cli.kvpoolctl import cli
-from kvpool.cli.simulation.group_options import GroupOptions
 from kvpool.config.config import load_config
 from kvpool.errors import InvalidArgument
-from kvpool.sim.cells import Cell, run_cell
-from kvpool.sim.grouped.cell import GroupedCell, run_grouped
-from kvpool.sim.traces import BLOCK_TOKENS
-from kvpool.sim.workload import Workload
+from kvpool_tools.cli.kvpoolctl import cli
+from kvpool_tools.cli.simulation.group_options import GroupOptions
+from kvpool_tools.sim.cells import Cell, run_cell
+from kvpool_tools.sim.grouped.cell import GroupedCell, run_grouped
+from kvpool_tools.sim.traces import BLOCK_TOKENS
+from kvpool_tools.sim.workload import Workload
 from tests.rigs.real_traces import real_trace
 from tests.rigs.simulations import load, random_prompts, workload_of
 

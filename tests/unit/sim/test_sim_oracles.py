@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.errors import InvalidArgument
-from kvpool.sim.oracles import belady_hits, lru_hits
-from kvpool.sim.workload import Prompt, Workload, make_workload
+from kvpool_tools.sim.oracles import belady_hits, lru_hits
+from kvpool_tools.sim.workload import Prompt, Workload, make_workload
 from tests.rigs.real_traces import real_trace
 from tests.rigs.simulations import load, random_prompts, workload_of
 

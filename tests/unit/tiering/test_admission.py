@@ -13,7 +13,6 @@ from kvpool.tiering.admission import (
     Admission,
     Admitted,
     WriteBudget,
-    make_admission,
 )
 
 DAY_BYTES = 24_000_000
@@ -23,7 +22,7 @@ CHUNK = BURST // 100
 
 
 def admission_of(policy: str = "all", day_bytes: int = DAY_BYTES, *, knows_chances: bool = True) -> Admission:
-    return make_admission(policy, day_bytes, now_ns=0, knows_chances=lambda: knows_chances)
+    return Admission(POLICIES[policy], WriteBudget(day_bytes, 0), lambda: knows_chances)
 
 
 def test_without_a_budget_every_chunk_is_always_admitted() -> None:

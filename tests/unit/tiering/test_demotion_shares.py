@@ -13,11 +13,12 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SimulatedArena, VirtualClock
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, SaveState
+from kvpool_tools.sim.metadata_tier import MetadataTier
+from kvpool_tools.sim.node import SimulatedArena, VirtualClock
 
 CAPACITY = 4 << 20
 SEGMENT_BYTES = 128 << 10
@@ -65,7 +66,7 @@ class TwoModels:
         self.disk = SlowDisk(is_write_through=is_write_through)
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, CAPACITY, MAX_CHUNKS)
-        self.link = Link(arena, self.disk, namespaces, VirtualClock(), on_settled=lambda: None)
+        self.link = LowerLink(ArenaSide(arena, namespaces, VirtualClock()), self.disk)
         self.tiers = kvpool_native.TierSet((self.directory, self.disk.slots.directory))
         self.demotions = self.link.demotions
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]
@@ -105,7 +106,7 @@ class TwoModels:
             job, chunk, model = self.disk.waiting.popleft()
             self._budget -= model.layout.chunk_bytes
             self.written[self.models.index(model)] += model.layout.chunk_bytes
-            self.link._jobs.settle(Finished(job, chunk, Outcome.DONE), self.now_ns)
+            self.link._jobs.settle_chunk(Finished(job, chunk, Outcome.DONE), self.now_ns)
             self.demotions.run(self.now_ns)
 
 

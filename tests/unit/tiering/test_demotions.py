@@ -11,12 +11,13 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SimulatedArena, VirtualClock
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
-from kvpool.tiering.link import Link
+from kvpool.tiering.link import ArenaSide
+from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
+from kvpool_tools.sim.metadata_tier import MetadataTier
+from kvpool_tools.sim.node import SimulatedArena, VirtualClock
 
 CHUNKS = STARTED_AT_ONCE
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -61,7 +62,7 @@ class Chain:
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, capacity, chunks)
-        self.link = Link(arena, self.slower, namespaces, VirtualClock(), on_settled=lambda: None)
+        self.link = LowerLink(ArenaSide(arena, namespaces, VirtualClock()), self.slower)
         self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
         self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
@@ -73,7 +74,7 @@ class Chain:
         assert self.slower.jobs == [CHUNKS]
 
     def end(self, chunk: int, *, job: int = 1, is_good: bool = True) -> None:
-        self.link._jobs.settle(Finished(JobId(job), chunk, Outcome.DONE if is_good else Outcome.FAILED), 3)
+        self.link._jobs.settle_chunk(Finished(JobId(job), chunk, Outcome.DONE if is_good else Outcome.FAILED), 3)
         assert self.link._jobs.strays == 0
 
     @property

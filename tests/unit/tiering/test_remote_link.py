@@ -12,7 +12,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.base import Outcome
 from kvpool.types import ConnectionId, Level, SaveState
-from tests.rigs.tiers.memory_remote import MemoryRemote, Node, maker
+from tests.rigs.tiers.memory_remote import MemoryRemote, Node, planner
 from tests.rigs.tiers.memory_tier import Fault
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
@@ -33,7 +33,7 @@ def run(
             [medium_of(2 * DRAM_CHUNKS)] if has_disk else [],
             DRAM_CHUNKS,
             levels=pool_levels(has_disk),
-            remotes=[maker(nodes, made)],
+            kinds=[planner(nodes, made)],
         )
         await pool.start()
         await act(pool, made[0])
@@ -54,7 +54,7 @@ def test_chunks_of_another_node_are_pulled_and_stay() -> None:
         assert await pool.load(KEYS) == len(KEYS)
         assert await pool.load(KEYS) == len(KEYS)
         assert remote.asked == [KEYS]
-        stats = pool.pool.measure({}).remote["peer"]
+        stats = pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"], stats["peer.pulls_under_way"]) == (
             len(KEYS),
             0,
@@ -87,7 +87,7 @@ def test_chunks_on_disk_are_read_there_and_the_rest_is_pulled() -> None:
         assert await pool.save(KEYS[:2]) == 2
         assert await pool.load(KEYS) == len(KEYS)
         assert remote.asked == [KEYS[7:]]
-        assert pool.pool.measure({}).lower["memory"]["memory.promoted_chunks"] == 5
+        assert pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == 5
 
     run([node], act, has_disk=True)
 
@@ -318,6 +318,6 @@ def test_random_requests_beside_random_failures_get_right_bytes_or_none(seed: in
             pool.assert_sound()
         remote.accepts_jobs, remote.outcomes = True, {}
         await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
-        assert pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"], "nothing was pulled"
+        assert pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"], "nothing was pulled"
 
     run(nodes, act, has_disk=True)

@@ -13,7 +13,7 @@ async def _wait(room: Room, waiting: int, timeout_s: float, *, is_expected: bool
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     if is_expected:
-        room.note()
+        room.wake_requests()
     await asyncio.gather(*tasks)
 
 
@@ -28,7 +28,7 @@ def test_requests_whose_deadline_has_passed_retry_too() -> None:
 def test_moves_before_a_wait_do_not_count() -> None:
     async def run() -> bool:
         room = Room()
-        room.note()
+        room.wake_requests()
         waiting = asyncio.ensure_future(room.wait(LONG_S))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -5,17 +5,14 @@ import os
 import threading
 from pathlib import Path
 
-import msgpack
 import pytest
 
-import kvpool_native
 from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import read_identity
 from kvpool.tiers.ssd.flushed import (
     ALL,
     FILE_NAME,
     FLOORS_MAX,
-    OLDER_MAGIC,
     SLOT_BYTES,
     FlushFloors,
     floor_of,
@@ -28,13 +25,13 @@ ONE, OTHER = b"1" * 32, b"2" * 32
 def test_floors_rise_and_a_floor_of_all_namespaces_replaces_the_others(tmp_path: Path) -> None:
     floors = FlushFloors(tmp_path)
     assert read_floors(tmp_path) == {}
-    assert floors.note([ONE], 7)
-    assert floors.note([ONE, OTHER], 5)
+    assert floors.note_flush([ONE], 7)
+    assert floors.note_flush([ONE, OTHER], 5)
     found = read_floors(tmp_path)
     assert [floor_of(found, name) for name in (ONE, OTHER, b"3" * 32)] == [7, 5, 0]
-    assert floors.note(None, 9)
+    assert floors.note_flush(None, 9)
     assert read_floors(tmp_path) == {ALL: 9}
-    assert FlushFloors(tmp_path).note([OTHER], 11)
+    assert FlushFloors(tmp_path).note_flush([OTHER], 11)
     found = read_floors(tmp_path)
     assert [floor_of(found, name) for name in (ONE, OTHER)] == [9, 11]
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
@@ -42,19 +39,19 @@ def test_floors_rise_and_a_floor_of_all_namespaces_replaces_the_others(tmp_path:
 
 def test_a_file_that_is_removed_or_replaced_by_a_link_is_made_again(tmp_path: Path) -> None:
     floors = FlushFloors(tmp_path)
-    assert floors.note([ONE], 7)
+    assert floors.note_flush([ONE], 7)
     file = tmp_path / FILE_NAME
     file.unlink()
     assert floors.write(), "nothing is due but the file"
     assert read_floors(tmp_path) == {ONE: 7}
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert floors.note([OTHER], 8)
+    assert floors.note_flush([OTHER], 8)
     assert not file.is_symlink()
     assert read_floors(tmp_path) == {ONE: 7, OTHER: 8}
     file.unlink()
     file.mkdir()
-    assert not floors.note([OTHER], 9)
+    assert not floors.note_flush([OTHER], 9)
     assert "Is a directory" in floors.failure
     file.rmdir()
     assert floors.write()
@@ -73,10 +70,10 @@ def test_a_flush_does_not_wait_for_another_one_that_hangs(tmp_path: Path, monkey
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", wait)
-    first = threading.Thread(target=floors.note, args=([ONE], 7))
+    first = threading.Thread(target=floors.note_flush, args=([ONE], 7))
     first.start()
     hangs.wait()
-    assert not floors.note([OTHER], 8)
+    assert not floors.note_flush([OTHER], 8)
     answers.set()
     first.join()
     assert floors.write()
@@ -94,8 +91,8 @@ def test_a_directory_in_a_files_place_leaves_no_descriptor(tmp_path: Path) -> No
 
 def test_the_slot_before_counts_where_the_newer_one_is_damaged(tmp_path: Path) -> None:
     floors = FlushFloors(tmp_path)
-    assert floors.note([ONE], 7)  # in the second slot
-    assert floors.note([ONE], 8)
+    assert floors.note_flush([ONE], 7)  # in the second slot
+    assert floors.note_flush([ONE], 8)
     whole = (tmp_path / FILE_NAME).read_bytes()
     assert len(whole) == 2 * SLOT_BYTES
     for at in range(len(whole[:SLOT_BYTES].rstrip(b"\0"))):
@@ -103,29 +100,15 @@ def test_the_slot_before_counts_where_the_newer_one_is_damaged(tmp_path: Path) -
         assert read_floors(tmp_path) == {ONE: 7}
     (tmp_path / FILE_NAME).write_bytes(bytes(2 * SLOT_BYTES))
     assert read_floors(tmp_path) == {}
-    assert FlushFloors(tmp_path).note([ONE], 3)
+    assert FlushFloors(tmp_path).note_flush([ONE], 3)
     assert read_floors(tmp_path) == {ONE: 3}
-
-
-def test_the_older_form_is_read_and_replaced(tmp_path: Path) -> None:
-    body = msgpack.packb({ONE: 7})
-    head = OLDER_MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
-    (tmp_path / FILE_NAME).write_bytes(head + body)
-    assert read_floors(tmp_path) == {ONE: 7}
-    floors = FlushFloors(tmp_path)
-    assert floors.is_ahead, "nobody knows which removals the catalogue has"
-    assert (tmp_path / FILE_NAME).stat().st_size == 2 * SLOT_BYTES
-    assert read_floors(tmp_path) == {ONE: 7}
-    for at in range(len(head + body)):
-        (tmp_path / FILE_NAME).write_bytes((head + body)[:at])
-        assert read_floors(tmp_path) == {}
 
 
 def test_of_more_floors_than_a_slot_holds_the_lowest_become_one(tmp_path: Path) -> None:
     names = [number.to_bytes(32, "little") for number in range(1, FLOORS_MAX + 11)]
     floors = FlushFloors(tmp_path)
     for height, name in enumerate(names, 1):
-        assert floors.note([name], (1 << 61) + height)
+        assert floors.note_flush([name], (1 << 61) + height)
     found = read_floors(tmp_path)
     assert len(found) == FLOORS_MAX
     for height, name in enumerate(names, 1):
@@ -137,7 +120,7 @@ def test_a_flush_needs_no_room_of_a_full_disk(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).stat().st_blocks * 512 >= 2 * SLOT_BYTES
     before = (tmp_path / FILE_NAME).stat().st_ino
     for generation in range(1, 6):
-        assert floors.note(None, generation)
+        assert floors.note_flush(None, generation)
         assert read_floors(tmp_path) == {ALL: generation}
     assert (tmp_path / FILE_NAME).stat().st_ino == before, "written in place"
 
@@ -149,7 +132,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as full:
         full.setattr(os, "posix_fallocate", lack_room)
         floors = FlushFloors(tmp_path)
-        assert not floors.note([ONE], 7)
+        assert not floors.note_flush([ONE], 7)
         assert not floors.write()
     assert floors.write()
     assert read_floors(tmp_path) == {ONE: 7}
@@ -158,12 +141,12 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch:
 def test_floors_are_ahead_of_a_catalogue_without_the_last_flush(tmp_path: Path) -> None:
     floors = FlushFloors(tmp_path)
     assert (floors.sequence, floors.is_ahead) == (0, False)
-    floors.note([ONE], 7)
+    floors.note_flush([ONE], 7)
     again = FlushFloors(tmp_path, 0)
     assert (again.sequence, again.is_ahead) == (1, True)
     again = FlushFloors(tmp_path, 1)
     assert (again.sequence, again.is_ahead) == (1, False)
     (tmp_path / FILE_NAME).unlink()
     again = FlushFloors(tmp_path, 1)
-    again.note([ONE], 9)
+    again.note_flush([ONE], 9)
     assert FlushFloors(tmp_path, 1).is_ahead, "no number is given twice"

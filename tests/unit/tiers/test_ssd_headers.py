@@ -29,10 +29,10 @@ def headers(tmp_path: Path) -> Iterator[SsdHeaders]:
 
 def test_before_the_tier_is_open_and_after_its_end_no_header_is_known(headers: SsdHeaders) -> None:
     headers.epoch = b""
-    assert headers.ask([PLACE] * 3, is_urgent=False).result(0) == [b""] * 3
+    assert headers.request_headers([PLACE] * 3, is_urgent=False).result(0) == [b""] * 3
     headers.epoch = EPOCH
     headers.close()
-    assert headers.ask([PLACE], is_urgent=True).result(0) == [b""]
+    assert headers.request_headers([PLACE], is_urgent=True).result(0) == [b""]
     assert headers.stats() == {"events.read_headers": 0, "events.refused_headers": 2}
 
 
@@ -42,19 +42,19 @@ def test_files_that_are_not_there_or_hold_something_else_give_nothing(
 ) -> None:
     if content is not None:
         (tmp_path / "segment-000000.kvs").write_bytes(content)
-    assert headers.ask([PLACE, (*PLACE[:2], 1 << 40, 1)], is_urgent=False).result(TIMEOUT_S) == [b"", b""]
+    assert headers.request_headers([PLACE, (*PLACE[:2], 1 << 40, 1)], is_urgent=False).result(TIMEOUT_S) == [b"", b""]
     assert headers.read_headers == 2
 
 
 def test_a_disk_that_hangs_delays_only_its_own_thread(headers: SsdHeaders, tmp_path: Path) -> None:
     pipe = tmp_path / "segment-000000.kvs"
     os.mkfifo(pipe)  # opening it waits until somebody opens the other end
-    hanging = headers.ask([PLACE], is_urgent=False)
+    hanging = headers.request_headers([PLACE], is_urgent=False)
     wait_until(lambda: headers._questions.empty(), "the thread has begun")
-    waiting = [headers.ask([PLACE], is_urgent=False) for _ in range(QUESTIONS_MAX)]
-    assert headers.ask([PLACE] * 2, is_urgent=False).result(0) == [b"", b""]
+    waiting = [headers.request_headers([PLACE], is_urgent=False) for _ in range(QUESTIONS_MAX)]
+    assert headers.request_headers([PLACE] * 2, is_urgent=False).result(0) == [b"", b""]
     assert headers.refused_questions == 1
-    urgent = headers.ask([PLACE], is_urgent=True)
+    urgent = headers.request_headers([PLACE], is_urgent=True)
     order: list[str] = []
     urgent.add_done_callback(lambda _: order.append("urgent"))
     waiting[0].add_done_callback(lambda _: order.append("patient"))

@@ -34,7 +34,7 @@ def test_an_opening_that_gets_no_thread_is_tried_again(tmp_path: Path, monkeypat
 
     async def live_until_open() -> None:
         pool = Pool(load_config(None, options), MonotonicClock())
-        (tier,) = (link.lower for link in pool._tiering.links)
+        (tier,) = (link.tier for link in pool._tiering.links)
         assert isinstance(tier, SsdTier)
 
         def open_at_second(*arguments: Any) -> Any:
@@ -98,7 +98,7 @@ def test_nothing_of_the_tier_is_opened_before_the_pool_can_be_served(
 
     async def live_until_open() -> None:
         pool = Pool(load_config(None, options), MonotonicClock())
-        (tier,) = (link.lower for link in pool._tiering.links)
+        (tier,) = (link.tier for link in pool._tiering.links)
         assert isinstance(tier, SsdTier)
         try:
             await pool.start()

@@ -75,7 +75,7 @@ def test_what_the_catalogue_has_already_is_not_asked_for_again(tmp_path: Path, m
     plan = _plan(tmp_path, "16MiB")
     open_segments(plan)
     (tmp_path / "segment-000000.kvs").unlink()
-    missing = plan.capacity - (plan.segments - 1) * plan.segment_bytes
+    missing = plan.config.capacity - (plan.segments - 1) * plan.segment_bytes
     spared = DISK_BYTES // 64
     _say_free(monkeypatch, missing + spared - plan.catalogue_bytes)
     with pytest.raises(OSError, match=r"ssd\.capacity is 16\.0 MiB"):

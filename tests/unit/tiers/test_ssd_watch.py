@@ -3,12 +3,14 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import CHUNKS, REST_S, CorruptionGuard
 from kvpool.tiers.ssd.status import SsdStatus
+from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, READS, WRITES, SsdWatch
 
 
@@ -98,7 +100,7 @@ class Watched:
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.tier = FakeTier(self.loop)
-        self.watch = SsdWatch(self.tier)
+        self.watch = SsdWatch(cast(SsdTier, self.tier))
 
     def start(self) -> None:
         self.watch.start(self.loop)  # type: ignore[arg-type]  # what the watch asks of a loop
@@ -215,8 +217,8 @@ def test_before_the_tier_is_open_and_after_its_end_the_disk_is_not_watched() -> 
 def test_repeated_corruption_suspends_a_tier_for_longer(watched: Watched, status: SsdStatus) -> None:
     for number in range(CHUNKS):
         assert not watched.tier.rests
-        watched.watch.note(status, 1, number)
-        watched.watch.note(SsdStatus.OK, 1, number)
+        watched.watch.note_result(status, 1, number)
+        watched.watch.note_result(SsdStatus.OK, 1, number)
     assert watched.tier.rests
     assert watched.tier.corruption.problems() != []
     watched.loop.pass_time(REST_S - 1)

@@ -60,7 +60,7 @@ async def test_a_node_is_not_pulled_from_while_the_library_connects(pair: Pair) 
     await until(lambda: pair.here.transport._connector.is_connecting("owner"), "it connects")
     assert not await pair.here.transport.accepts(pair.order())
     # One page of the node's part of the buffer is taken, no more.
-    rest = engine.take(Half.READ, engine.extent_bytes_max - READ_BYTES, "owner")
+    rest = engine.reserve_range(Half.READ, engine.extent_bytes_max - READ_BYTES, "owner")
     assert rest is not None
     engine.give(rest)
     pair.here.follow(Script())

@@ -86,7 +86,7 @@ async def test_an_owners_process_that_is_killed_in_mid_transfer_fails_the_pull(t
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
         assert engine.process.facts["port"] != former["port"]
         # Its former region is stale: nothing is read there, and nobody is kept by the attempt.
-        into = pair.here.engine.take(Half.READ, 4096, "owner")
+        into = pair.here.engine.reserve_range(Half.READ, 4096, "owner")
         assert into is not None
         end = await pair.here.engine.read(into, former["server"], former["base"], size=4096, timeout_s=2.0)
         assert end is not ReadEnd.DONE
@@ -123,7 +123,7 @@ async def test_a_server_that_never_answers_keeps_the_others_waiting_for_a_bounde
         with socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET) as silent:
             silent.bind((HOST, 0))
             silent.listen()
-            ranges = [engine.take(Half.READ, 4096, peer) for peer in ("silent", "owner")]
+            ranges = [engine.reserve_range(Half.READ, 4096, peer) for peer in ("silent", "owner")]
             servers = (f"{HOST}:{silent.getsockname()[1]}", pair.owner.engine.server)
             reads = []
             for into, server in zip(ranges, servers, strict=True):
@@ -150,7 +150,7 @@ async def test_another_protocol_than_the_machine_has_is_refused_in_words(tmp_pat
         await until(lambda: engine.process.error, "it has failed")
         assert "peer.rdma_protocol is 'rdma' and /sys/class/infiniband has no device" in engine.problem()
         assert not engine.is_serving
-        assert engine.take(Half.READ, 4096, "owner") is None
+        assert engine.reserve_range(Half.READ, 4096, "owner") is None
     finally:
         assert await engine.process.close()
 
@@ -163,7 +163,7 @@ async def test_a_process_that_is_killed_while_it_reads_fails_the_reads_and_begin
 
 async def _end_and_wait(pair: Pair) -> None:
     engine = pair.here.engine
-    into = engine.take(Half.READ, 4096, "owner")
+    into = engine.reserve_range(Half.READ, 4096, "owner")
     assert into is not None
     engine.process.kill("a test")
     base = int(pair.owner.engine.process.facts["base"])

@@ -45,7 +45,7 @@ async def nothing_is_taken(pair: Pair) -> None:
     """Every range comes back, those of reads that nobody needed any more when they have ended."""
     engine = pair.here.engine
     await until(lambda: engine.quarantined_bytes == 0, "the reads have ended")
-    taken = [engine.take(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
+    taken = [engine.reserve_range(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
     assert all(taken)
     for one in taken:
         assert one is not None
@@ -143,8 +143,8 @@ async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(
         engine = pair.here.engine
         held = engine.quarantined_bytes
         assert held > 0
-        assert engine.take(Half.READ, engine.extent_bytes_max, "owner") is None  # it counts as the node's
-        rest = list(iter(lambda: engine.take(Half.READ, EXTENT_BYTES, "owner"), None))
+        assert engine.reserve_range(Half.READ, engine.extent_bytes_max, "owner") is None  # it counts as the node's
+        rest = list(iter(lambda: engine.reserve_range(Half.READ, EXTENT_BYTES, "owner"), None))
         ends = await pair.pull(pair.order(timeout_s=0.1))
         assert {one.fault for one in ends} == {"late"}, "what has its room is its own"
         for one in rest:
@@ -160,7 +160,7 @@ async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
         engine = pair.here.engine
         pair.here.follow(Script(is_stuck=True))
         for name in ("a", "b"):
-            into = engine.take(Half.READ, engine.extent_bytes_max, name)
+            into = engine.reserve_range(Half.READ, engine.extent_bytes_max, name)
             assert into is not None
             ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
             assert await ended is ReadEnd.LATE
@@ -222,7 +222,7 @@ async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
 async def test_a_buffer_that_others_have_taken_is_no_fault_of_the_node(pair: Pair) -> None:
     engine = pair.here.engine
     for timeout_s in (0.1, 0.11, 0.12, 0.13, 0.14):
-        held = [engine.take(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
+        held = [engine.reserve_range(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
         ends = await pair.pull(pair.order(timeout_s=timeout_s))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "full")}
         assert await pair.here.transport.accepts(pair.order())
@@ -282,14 +282,14 @@ async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
 async def test_one_node_has_a_part_of_the_buffer_and_others_the_rest(pair: Pair) -> None:
     engine = pair.here.engine
     most = engine.extent_bytes_max
-    first = engine.take(Half.SERVED, most, "a")
+    first = engine.reserve_range(Half.SERVED, most, "a")
     assert first is not None
-    assert engine.take(Half.SERVED, 1, "a") is None
-    second = engine.take(Half.SERVED, most, "b")
+    assert engine.reserve_range(Half.SERVED, 1, "a") is None
+    second = engine.reserve_range(Half.SERVED, most, "b")
     assert second is not None
-    assert engine.take(Half.SERVED, 1, "c") is None
+    assert engine.reserve_range(Half.SERVED, 1, "c") is None
     engine.give(first)
-    third = engine.take(Half.SERVED, most, "a")
+    third = engine.reserve_range(Half.SERVED, most, "a")
     assert third is not None
     assert first.offset == third.offset
     assert {first.offset, second.offset} == {memory_half(pair), memory_half(pair) + most}
@@ -344,14 +344,14 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
         parts.serve(1, r.Stage(7, 2, b"", 2, 2, "tcp", 100), answer)
         await until(lambda: engine.counts["served_bytes"] == 4 * EXTENT_BYTES, "it is copied, and waits for its time")
         assert len(answers) == 2
-        held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
+        held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
         assert None in held
         for one in held:
             if one is not None:
                 engine.give(one)
         parts.drop(1)
         await asyncio.sleep(0)
-        held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
+        held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
         for one in held:
             assert one is not None
             engine.give(one)
@@ -390,7 +390,7 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
     assert not served(given_up)
     assert served(last)
     stage(last + 1, *range(1, fitting), last, count=0)
-    held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
+    held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
     for one in held:
         assert one is not None
         engine.give(one)

@@ -111,7 +111,7 @@ def ends(queue: PullQueue, count: int) -> list[PullOutcome]:
 
 
 def offers(server: ExtentServer, count: int) -> list[OfferOutcome]:
-    return collected(server, server.completed, count)
+    return collected(server, server.take_outcomes, count)
 
 
 @pytest.mark.parametrize("connections", [1, 2])

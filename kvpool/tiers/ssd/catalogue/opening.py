@@ -69,7 +69,7 @@ del sys.argv[1:3]
 sys.path.append(library)
 runpy.run_path(script, run_name="__main__")
 """
-# What a catalogue that is set aside may take beside its map: an older version's lock file, and what the file system adds.
+# What a catalogue that is set aside may take beside its map: what the file system adds.
 BESIDE_MAP_BYTES = 16 << 10
 _MARKER = "catalogue.opening"
 _BLOCK_BYTES = 512

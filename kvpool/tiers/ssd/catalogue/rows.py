@@ -1,4 +1,4 @@
-"""The catalogue's rows: their bytes, and reading many of them at once.
+"""The catalogue's rows: their bytes, reading many of them at once, and restoring their chunks in a tier's directory.
 
     row := key:32 parent:32 offset:u64 generation:u64 recency:u64 extent_bytes:u64 extents:u32 namespace:u32
            priority:u32 duration_s:u32 crc:u32 pad:u32
@@ -8,14 +8,16 @@ CRC-32C of all fields before it: LMDB itself does not detect damage. `recency` i
 any thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.packed_rows import CATALOGUE_ROW, struct_of
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES
+from kvpool.index.namespaces import Namespace
+from kvpool.packed_rows import CATALOGUE_ROW, RESTORE_ROW, struct_of
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 
 _CHECKED, _ = struct_of(CATALOGUE_ROW, "key", "duration_s")
 _KEY, _ = struct_of(CATALOGUE_ROW, "key", "key")
@@ -25,6 +27,8 @@ _RECENCY, _RECENCY_AT = struct_of(CATALOGUE_ROW, "recency", "recency")
 _GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation")
 _KEPT, _KEPT_AT = struct_of(CATALOGUE_ROW, "priority", "duration_s")
 ROW_BYTES = CATALOGUE_ROW.itemsize
+_NONE = (1 << 32) - 1
+_MS_PER_S = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,32 @@ def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
     order = np.frombuffer(kvpool_native.restoring_order(rows), np.uint32)
     table = np.frombuffer(rows, CATALOGUE_ROW)
     return table[order], len(table) - len(order)
+
+
+def pack_restore_rows(
+    rows: "npt.NDArray[np.void]",
+    namespaces: dict[int, Namespace],
+    size_class_of: Callable[[Namespace], SizeClassId | None],
+) -> "npt.NDArray[np.void]":
+    """The catalogue's rows in the form and order that `Directory.restore` takes.
+
+    `namespaces`: by the catalogue's numbers. A row whose namespace is unknown, or whose geometry is not its namespace's, is
+    packed so that `restore` refuses it.
+    """
+    packed = np.zeros(len(rows), RESTORE_ROW)
+    for name in ("key", "parent", "offset", "generation", "priority"):
+        packed[name] = rows[name]
+    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * _MS_PER_S, _NONE)
+    packed["namespace"] = packed["size_class"] = _NONE
+    for number, namespace in namespaces.items():
+        size_class = size_class_of(namespace)
+        layout = namespace.layout
+        fits = (rows["extents"] == layout.extents) & (rows["extent_bytes"] == layout.extent_bytes)
+        chosen = (rows["namespace"] == number) & fits
+        if size_class is not None:
+            packed["namespace"][chosen] = namespace.id
+            packed["size_class"][chosen] = size_class
+    return packed
 
 
 def _closed(checked: bytes) -> bytes:

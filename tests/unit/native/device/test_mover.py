@@ -66,7 +66,7 @@ class Rig:
             poll = select.poll()
             poll.register(self.mover.fileno(), select.POLLIN)
             assert poll.poll(WAIT_MS)
-            for of, chunk, outcome in self.mover.completed():
+            for of, chunk, outcome in self.mover.take_outcomes():
                 assert of == job
                 assert chunk not in ends
                 ends[chunk] = Outcome(outcome)
@@ -88,7 +88,7 @@ def test_chunks_are_promoted_and_pass_their_check(rig: Rig) -> None:
     assert (stats["promoted_bytes"], stats["checked_bytes"]) == (CHUNKS * CHUNK_BYTES, CHUNKS * CHUNK_BYTES)
     assert (stats["promotions"], stats["checks"], stats["is_unresponsive"]) == (0, 0, False)
     assert stats["cpu_seconds"] >= 0
-    assert rig.mover.completed() == []
+    assert rig.mover.take_outcomes() == []
 
 
 def test_bad_bytes_and_another_generation_are_a_bad_source(rig: Rig) -> None:

@@ -17,7 +17,9 @@ def greet(pullers: Pullers, number: int, node: str, key: str) -> tuple[str, int]
     ended = pullers.replaced_by(route, peer, node=node, key=key)
     for former in ended:
         pullers.forget(former)
-    pullers.add(route, peer, node=node, incarnation=bytes(16), key=key, number=len(pullers) + number * 1000, sequence=1)
+    pullers.add_connection(
+        route, peer, node=node, incarnation=bytes(16), key=key, number=len(pullers) + number * 1000, sequence=1
+    )
     return peer, len(ended)
 
 

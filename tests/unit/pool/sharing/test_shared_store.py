@@ -19,7 +19,7 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.tiers.store.tier import StoreTier
 from kvpool.types import Level, ReportState
 from tests.rigs.events.engine_chunks import ONE, Reported
-from tests.rigs.store.scripted_store import SharedDirectory, maker
+from tests.rigs.store.scripted_store import SharedDirectory, planner
 from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, payload
 
 KEYS = [key_of(1, number) for number in range(12)]
@@ -38,7 +38,7 @@ class Node:
             *OPTIONS,
             *options,
             levels=[Level.SSD] if has_disk else [],
-            remotes=[maker(shared, made, failures=failures)],
+            kinds=[planner(shared, made, failures=failures)],
         )
         (self.store,) = made
 
@@ -75,7 +75,7 @@ class Node:
         await self.pool.until_moved(lambda: self.counted("published_chunks") >= chunks)
 
     def counted(self, name: str) -> int:
-        value = self.pool.pool.measure({}).remote["store"][f"store.{name}"]
+        value = self.pool.pool.measure({}).tiers["store"][f"store.{name}"]
         assert isinstance(value, int)
         return value
 
@@ -506,7 +506,7 @@ def test_a_store_that_fails_again_and_again_is_left_alone(shared: SharedDirector
             shared.play(exists=True)
             await node.pool.until_moved(lambda: node.store.is_usable)
             assert await node.seek(KEYS) == len(KEYS)
-            assert node.pool.pool.measure({}).remote["store"]["store.state"] == "ok"
+            assert node.pool.pool.measure({}).tiers["store"]["store.state"] == "ok"
 
     run(act())
 
@@ -562,7 +562,7 @@ def test_a_node_of_another_layout_or_model_finds_nothing(shared: SharedDirectory
         async with Node(shared, "store.publish=off") as second:
             own = second.pool.session.own
             other = Namespace(own.id, own.size_class, "another model", own.layout)
-            assert await second.store.ask([(other, KeyColumn.of(KEYS))], 60.0) == bytes(len(KEYS))
+            assert await second.store.find_readable([(other, KeyColumn.of(KEYS))], 60.0) == bytes(len(KEYS))
 
     run(act())
 

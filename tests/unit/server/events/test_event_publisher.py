@@ -313,7 +313,7 @@ def test_a_snapshot_is_published_parents_first_with_the_latest_state() -> None:
     chain = [_chunk([1, 2, 3][: at + 1]) for at in range(3)]
     gone, moved = _chunk([1, 7]), _chunk([1, 8])
     assert order.admit([chain[2], gone, moved, chain[1]]) == []
-    due = order.note([
+    due = order.note_events([
         Event(1, EventKind.REMOVED, keys=gone.key, tiers_before=2),
         Event(2, EventKind.UPDATED, keys=moved.key, tiers=4, tiers_before=2),
     ])  # fmt: skip
@@ -334,7 +334,7 @@ def test_what_is_stored_meanwhile_waits_for_what_a_later_page_has() -> None:
     chain = [_chunk([1, 2, 3, 4, 5][: at + 1]) for at in range(5)]
     assert order.admit([chain[0]]) == [chain[0]]
     in_order = _stored(1, [_chunk([1, 7])])
-    assert order.note([in_order, _stored(2, chain[2:4]), _stored(3, chain[4:])]) == (in_order,)
+    assert order.note_events([in_order, _stored(2, chain[2:4]), _stored(3, chain[4:])]) == (in_order,)
     named = [chunk._replace(adapter="lora", salt_tag=b"salt") for chunk in chain]
     assert order.admit([chain[1]]) == [chain[1], *named[2:]]
     assert order.rest() == []
@@ -345,7 +345,7 @@ def test_the_rest_is_published_parents_first() -> None:
     chain, orphans = [_chunk([1, 2, 3][: at + 1]) for at in range(3)], [_chunk([4, 2, 3][: at + 1]) for at in (2, 1)]
     assert order.admit([chain[2], *orphans]) == []
     parents = [_stored(1, [chain[0]]), _stored(2, [chain[1]])]
-    assert order.note(parents) == tuple(parents)
+    assert order.note_events(parents) == tuple(parents)
     assert order.rest() == [chain[2], orphans[1], orphans[0]]
     assert order.rest() == []
 

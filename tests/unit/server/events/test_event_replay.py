@@ -80,8 +80,8 @@ def test_a_peer_that_does_not_read_delays_no_other_and_is_dropped(clock: Standin
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)
     peers.room = {b"slow": 3, b"good": 1 << 20}
-    replays.begin(b"slow", 0, None)
-    replays.begin(b"good", 500, b"a")
+    replays.begin_replay(b"slow", 0, None)
+    replays.begin_replay(b"good", 500, b"a")
     while replays.go_on():
         pass
     assert len(replays) == 1
@@ -92,7 +92,7 @@ def test_a_peer_that_does_not_read_delays_no_other_and_is_dropped(clock: Standin
     assert peers.taken[b"good"][-1] is None
     assert len(peers.taken[b"slow"]) == 3
     assert replays.unsent_replays == 1
-    replays.begin(b"slow", 0, None)
+    replays.begin_replay(b"slow", 0, None)
     assert len(replays) == 0
     assert replays.wait_ms is None
 
@@ -104,7 +104,7 @@ def test_peers_are_bounded_and_a_stalled_one_counts_until_it_has_certainly_gone(
     for number in range(PEERS_MAX):
         peers.room[bytes([number])] = 0
         assert replays.has_room
-        replays.begin(bytes([number]), 0, None)
+        replays.begin_replay(bytes([number]), 0, None)
     assert not replays.has_room
     clock.pass_s(event_replay.STALLED_S)
     replays.go_on()
@@ -123,15 +123,15 @@ def test_a_new_request_or_a_disconnect_ends_a_peers_earlier_replay(clock: Standi
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)
     peers.room[b"p"] = 0
-    replays.begin(b"p", 0, None)
-    replays.begin(b"p", 3, None)
+    replays.begin_replay(b"p", 0, None)
+    replays.begin_replay(b"p", 3, None)
     assert len(replays) == 1
     peers.room[b"p"] = 100
     while len(replays):
         replays.go_on()
     assert peers.taken[b"p"] == [_message(3), None]
     del peers.room[b"p"]
-    replays.begin(b"p", 0, None)
+    replays.begin_replay(b"p", 0, None)
     replays.go_on()
     assert len(replays) == 0
     assert replays.unsent_replays == 2
@@ -143,7 +143,7 @@ def test_messages_dropped_during_a_replay_are_skipped(clock: StandingClock) -> N
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)
     peers.room[b"p"] = 1
-    replays.begin(b"p", 0, None)
+    replays.begin_replay(b"p", 0, None)
     replays.go_on()
     for number in range(4, 7):
         buffer.append(_message(number))
@@ -155,21 +155,21 @@ def test_messages_dropped_during_a_replay_are_skipped(clock: StandingClock) -> N
 
 def test_one_peer_causes_one_republish_and_many_cause_a_few(clock: StandingClock) -> None:
     schedule = RepublishSchedule(100.0, clock)
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.NOTHING
     republished = 0
     for _ in range(50):
         schedule.note_lost(b"one")
-        republished += schedule.take() == Republish.EVERYTHING
+        republished += schedule.take_due() == Republish.EVERYTHING
     assert republished == 1
     for number in range(2 * republish_schedule.PEERS_KNOWN_MAX):
         schedule.note_lost(number.to_bytes(4, "big"))
-        republished += schedule.take() == Republish.EVERYTHING
+        republished += schedule.take_due() == Republish.EVERYTHING
     assert republished == REPUBLISHED_AT_ONCE
     assert len(schedule._peers) <= republish_schedule.PEERS_KNOWN_MAX
     schedule.note_newcomer()
     clock.pass_s(republish_schedule.SETTLE_S)
-    assert schedule.take() == Republish.MARK
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.MARK
+    assert schedule.take_due() == Republish.NOTHING
     wait_ms = schedule.wait_ms
     assert wait_ms is not None
     assert 200_000 < wait_ms <= 300_001
@@ -179,10 +179,10 @@ def test_new_subscribers_within_a_short_time_share_one_republish(clock: Standing
     schedule = RepublishSchedule(100.0, clock)
     for _ in range(5):
         schedule.note_newcomer()
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.NOTHING
     clock.pass_s(republish_schedule.SETTLE_S)
-    assert schedule.take() == Republish.EVERYTHING
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.EVERYTHING
+    assert schedule.take_due() == Republish.NOTHING
     assert schedule.wait_ms is None
 
 
@@ -191,29 +191,29 @@ def test_nothing_is_republished_where_the_interval_is_zero(clock: StandingClock)
     schedule.note_lost(b"p")
     schedule.note_newcomer()
     clock.pass_s(republish_schedule.SETTLE_S)
-    assert schedule.take() == Republish.MARK
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.MARK
+    assert schedule.take_due() == Republish.NOTHING
 
 
 def test_a_request_that_came_too_soon_gets_its_snapshot_when_its_time_has_come(clock: StandingClock) -> None:
     schedule = RepublishSchedule(1.0, clock)
     schedule.note_lost(b"p")
-    assert schedule.take() == Republish.EVERYTHING
+    assert schedule.take_due() == Republish.EVERYTHING
     schedule.note_lost(b"p")
-    assert schedule.take() == Republish.NOTHING
+    assert schedule.take_due() == Republish.NOTHING
     assert schedule.wait_ms == 3001
     clock.pass_s(3.0)
-    assert schedule.take() == Republish.EVERYTHING
+    assert schedule.take_due() == Republish.EVERYTHING
     assert schedule.wait_ms is None
     schedule.note_lost(b"p")
-    assert schedule.take() == Republish.NOTHING, "that one counts, too"
+    assert schedule.take_due() == Republish.NOTHING, "that one counts, too"
 
 
 def test_one_that_asks_again_and_again_causes_one_snapshot_in_its_time(clock: StandingClock) -> None:
     schedule, republished = RepublishSchedule(1.0, clock), 0
     for _ in range(300):
         schedule.note_lost(b"p")
-        republished += schedule.take() == Republish.EVERYTHING
+        republished += schedule.take_due() == Republish.EVERYTHING
         clock.pass_s(0.1)
     assert republished == 10
 
@@ -226,12 +226,12 @@ def test_what_is_due_while_snapshots_are_too_recent_waits_for_them(clock: Standi
             schedule.note_lost(bytes([peer]))
             if peers == b"a":
                 schedule.note_lost(bytes([peer]))
-            assert schedule.take() == Republish.EVERYTHING
+            assert schedule.take_due() == Republish.EVERYTHING
     schedule.note_lost(b"d")
-    schedule.take()
+    schedule.take_due()
     schedule.note_lost(b"e")
     turns = 0
-    while schedule.take() == Republish.NOTHING:
+    while schedule.take_due() == Republish.NOTHING:
         wait_ms, turns = schedule.wait_ms, turns + 1
         assert wait_ms is not None
         clock.pass_s(wait_ms / 1000)

@@ -146,13 +146,13 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
         events=dict.fromkeys(EVENT_COUNTS, 4),
-        lower={"ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)}},
-        lower_classes={"ssd": [{"chunk_bytes": 8192, "extents": 2, "slots_used": 1, "slots": 3}]},
-        remote={
+        tiers={
+            "hbm": {"hbm.state": "ok", **{f"hbm.{name}": 6 for name in HBM_COUNTS}},
+            "ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
             "peer": dict.fromkeys(PEER_COUNTS, 5),
             "store": {"store.state": "ok", **{f"store.{name}": 5 for name in STORE_COUNTS}},
         },
-        upper={"hbm": {"hbm.state": "ok", **{f"hbm.{name}": 6 for name in HBM_COUNTS}}},
+        classes={"ssd": [{"chunk_bytes": 8192, "extents": 2, "slots_used": 1, "slots": 3}]},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
         chunks=0,
         evicted_chunks=0,
@@ -161,8 +161,8 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         held_by_user={"1000": 4, "tickets": 2},
     )
     times = RequestTimes(VERBS)
-    times.add(10, 7_000)
-    times.add(10, 3_000_000_000)
+    times.add_time(10, 7_000)
+    times.add_time(10, 3_000_000_000)
     return Scrape(
         build={"version": "1", "checksum": "c", "key_hash": "k"},
         pool=measured,
@@ -307,8 +307,8 @@ def test_every_state_of_a_member_is_counted() -> None:
 def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:
     now = _snapshot()
     before_the_start: dict[str, dict[str, int]] = {"peer": {}}
-    for remote in ({}, before_the_start):
-        alone = _text(replace(now, pool=replace(now.pool, remote=remote), peers=()))
+    for tiers in ({}, before_the_start):
+        alone = _text(replace(now, pool=replace(now.pool, tiers=tiers), peers=()))
         assert "kvpool_peer_" not in "".join(line for line in alone.splitlines() if not line.startswith("#"))
         assert "kvpool_chunks 0.0" in alone
 

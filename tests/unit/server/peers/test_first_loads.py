@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 import kvpool_native
+from kvpool.config.peer_options import PeerConfig
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
-from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiers.peer import pull_driver
 from kvpool.types import ConnectionId, Level
-from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.nodes.stream_relay import CuttingRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
 
@@ -32,7 +32,7 @@ def run(
     nodes: int,
     *,
     dram_chunks: int = 400,
-    offers: OfferSettings | None = None,
+    offers: PeerConfig | None = None,
     has_disk: bool = False,
 ) -> None:
     """`here` follows so many other nodes."""
@@ -42,7 +42,7 @@ def run(
         media = [medium_of(2 * dram_chunks)] if has_disk else []
         fleet = [Node(f"node-{number}", dram_chunks, media=media) for number in range(nodes)]
         for node in (*fleet, here):
-            await node.start(offers or OfferSettings())
+            await node.start(offers or peer_config())
         for node in fleet:
             await here.join(node)
         await act(here, fleet)
@@ -353,7 +353,7 @@ def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(off
         for rank in range(RANKS):
             there.pool.pool.drop_connection(ConnectionId(20 + rank))
 
-    offers = OfferSettings(peer_bytes_max=offered * CHUNK, peer_bytes_per_s=1_600_000)
+    offers = peer_config(offered=offered * CHUNK, rate=1_600_000)
     run(act, nodes=1, dram_chunks=1200, offers=offers)
 
 
@@ -403,7 +403,7 @@ def test_nodes_that_ask_one_owner_at_once_all_get_their_chunks() -> None:
         owner = Node("owner", 400)
         pullers = [Node(f"puller-{number}", 400) for number in range(4)]
         for node in (owner, *pullers):
-            await node.start(OfferSettings(peer_bytes_per_s=1_600_000))
+            await node.start(peer_config(rate=1_600_000))
         chains = [[key_of(21, number, chunk) for chunk in range(90)] for number in range(4)]
         for node, keys in zip(pullers, chains, strict=True):
             await node.join(owner)
@@ -489,7 +489,7 @@ def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
             await save(here, there, keys)
         breaker = here.tier.nodes.of(there.name).breaker
         for _ in range(3):
-            permit = breaker.ask()
+            permit = breaker.ask_permit()
             assert permit is not None
             breaker.fail(permit)
         assert await load_ranks(here, columns) == 0
@@ -514,7 +514,7 @@ def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
             for keys in chains
         ]
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (600, 0)
         assert here.tier.nodes.of(there.name).failures == 0
         for one in leased:

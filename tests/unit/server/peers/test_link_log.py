@@ -9,13 +9,11 @@ from typing import cast
 import pytest
 
 from kvpool.clock import NS_PER_S
-from kvpool.peers.circuit_breaker import BreakerSettings
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import WRONG_KEYS, PeerLink
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.link_log import LINES_AT_ONCE, LinkLog, stream_problems
 from kvpool.tiers.peer.node_records import NodeRecords
-from kvpool.tiers.peer.pace import PaceSettings
 from tests.e2e.remote.test_fleet_faults import rows_of_page
 
 
@@ -83,8 +81,8 @@ def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_l
             clock.ns += NS_PER_S // 100
             link.life = None if change % 2 else PeerLife("gpu-1", bytes(16), "", is_new=False)
             link.fault = "the connection ended" if change % 2 else ""
-            links.note(link)
-            links.note(link)
+            links.note_link(link)
+            links.note_link(link)
         lines = [record.getMessage() for record in caplog.records]
         assert lines[:2] == ["peer 192.0.2.12:9470: is connected", "peer 192.0.2.12:9470: the connection ended"]
         assert len(lines) == LINES_AT_ONCE
@@ -95,7 +93,7 @@ def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_l
 
 
 def test_a_stream_port_that_nothing_passes_names_its_address() -> None:
-    records = NodeRecords(BreakerSettings(), PaceSettings(), clock=Clock(), random=random.Random(1))
+    records = NodeRecords(Clock(), random.Random(1))
     records.of("well")
     records.of("gpu-2").unreachable = "tcp://192.0.2.12:9471"
     (problem,) = stream_problems(records.all())

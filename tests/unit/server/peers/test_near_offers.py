@@ -10,7 +10,7 @@ ASK = r.AskNear(7, HOST)
 
 def offers() -> NearOffers:
     made = NearOffers(HOST, "/run/kvpool.sock", EPOCH)
-    made.add(1, COLUMNS)
+    made.add_offer(1, COLUMNS)
     return made
 
 

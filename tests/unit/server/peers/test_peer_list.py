@@ -9,8 +9,7 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import InvalidArgument
-from kvpool.peers.back_off import BackOffSettings
-from kvpool.peers.circuit_breaker import BreakerSettings
+from kvpool.peers.circuit_breaker import FAILURES
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.following.followers import Followers
@@ -21,15 +20,10 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.peer_list import ROWS_MAX, PeerVerbs, describe, name_of, peer_rows
 from kvpool.tiers.peer.node_records import NodeRecord, NodeRecords
-from kvpool.tiers.peer.pace import PaceSettings
+from kvpool_tools.sim.node import VirtualClock
 
 LIFE = PeerLife("other", bytes(range(16)), "tcp://127.0.0.1:2", is_new=False)
-RECORDS = NodeRecords(
-    BreakerSettings(failures=1, back_off=BackOffSettings(900.0, 900.0)),
-    PaceSettings(),
-    clock=MonotonicClock(),
-    random=random.Random(1),
-)
+RECORDS = NodeRecords(VirtualClock(), random.Random(1))
 
 
 def link_of(
@@ -49,9 +43,10 @@ def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
 
 def suspended() -> NodeRecord:
     record = RECORDS.of("suspended")
-    permit = record.breaker.ask()
-    if permit is not None:
-        record.breaker.fail(permit)
+    permit = record.breaker.ask_permit()
+    for _ in range(FAILURES):
+        if permit is not None:
+            record.breaker.fail(permit)
     record.fail("stalled", is_first=True)
     return record
 

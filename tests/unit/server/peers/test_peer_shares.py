@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvpool.clock import MonotonicClock
+from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import Refused
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.index.parts import Parts
@@ -20,10 +21,12 @@ from kvpool.pool.chains import Chains
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.server.peers.offers import Offers, OfferSettings
+from kvpool.server.descriptor_room import PeerRoom
+from kvpool.server.peers.offers import Offers
 from kvpool.server.peers.puller_connections import FIRST_PEER
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.types import ConnectionId
+from tests.rigs.nodes.fleet import peer_config
 from tests.rigs.nodes.peers import until
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, TieredPool, key_of
 
@@ -66,11 +69,12 @@ class Owner:
 
 
 @asynccontextmanager
-async def owner(settings: OfferSettings | None = None) -> AsyncIterator[Owner]:
+async def owner(config: PeerConfig | None = None) -> AsyncIterator[Owner]:
     """An owner that ends with nothing leased."""
     pool = TieredPool((), CHUNKS, "dram.connection_quota=0.5", levels=())
     await pool.start()
-    offers = Offers(pool.pool, settings or OfferSettings(), MonotonicClock(), asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    offers = Offers(pool.pool, config or peer_config(), MonotonicClock(), loop, room=PeerRoom())
     chains = [[key_of(chain, number) for number in range(CHAIN)] for chain in range(CHUNKS // CHAIN)]
     made = Owner(pool, offers, chains)
     for keys in chains:
@@ -125,8 +129,9 @@ async def test_a_key_that_has_left_counts_no_longer_and_may_come_again() -> None
 
 
 @pytest.mark.asyncio
-async def test_connections_of_one_key_have_a_quarter_of_the_offers_together() -> None:
-    async with owner(OfferSettings(offers_max=8)) as here:
+async def test_connections_of_one_key_have_a_quarter_of_the_offers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.server.peers.offers.OFFERS_MAX", 8)
+    async with owner() as here:
         for number in range(4):
             await here.pull(puller(1 + number, "key"), 1, 0)
         assert here.offered == [CHAIN, CHAIN]
@@ -137,7 +142,7 @@ async def test_connections_of_one_key_have_a_quarter_of_the_offers_together() ->
 
 @pytest.mark.asyncio
 async def test_one_key_is_offered_what_fits_and_a_refusal_names_the_option() -> None:
-    async with owner(OfferSettings(peer_bytes_max=(CHAIN + 2) * CHUNK)) as here:
+    async with owner(peer_config(offered=(CHAIN + 2) * CHUNK)) as here:
         for number in range(3):
             await here.pull(puller(1 + number, "key"), 1, number)
         assert here.offered == [CHAIN, 2]
@@ -152,7 +157,7 @@ async def test_one_key_is_offered_what_fits_and_a_refusal_names_the_option() -> 
 
 @pytest.mark.asyncio
 async def test_one_chunk_is_offered_in_any_case() -> None:
-    async with owner(OfferSettings(peer_bytes_max=CHUNK // 2)) as here:
+    async with owner(peer_config(offered=CHUNK // 2)) as here:
         await here.pull(puller(1, "key"), 1, 0)
         await here.pull(puller(2, "key"), 1, 1)
         assert here.offered == [1]
@@ -238,10 +243,10 @@ def test_one_node_has_a_part_of_the_reads_for_others() -> None:
     one, other = ConnectionId(1), ConnectionId(2)
     allowance = PeerAllowance(16 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 12
-    allowance.take(one, 12 * CHUNK)
+    allowance.take_bytes(one, 12 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 0
     assert allowance.chunks(other, CHUNK) == 3
-    allowance.take(other, 3 * CHUNK)
+    allowance.take_bytes(other, 3 * CHUNK)
     allowance.give_back(one, 12 * CHUNK)
     assert allowance.chunks(one, CHUNK) == 9
     allowance.give_back(other, 3 * CHUNK)
@@ -260,7 +265,7 @@ class Deaf:
 
 @pytest.mark.asyncio
 async def test_followers_of_slow_saves_leave_a_thread_to_pulls_of_what_is_there() -> None:
-    async with owner(OfferSettings(threads=3)) as made:
+    async with owner(peer_config(threads=3)) as made:
         chains, session = made.pool.pool.chains, made.pool.session
         chains.writers.followed.listen(Deaf())
         saved = [key_of(99, number) for number in range(4)]

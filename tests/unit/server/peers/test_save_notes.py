@@ -21,7 +21,7 @@ def column(*numbers: int) -> KeyColumn:
 def test_a_slice_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_notes, "NOTES_ONCE", 15)
     notes = SaveNotes(lambda _key: False)
-    notes.begin(column(*range(40)))
+    notes.begin_save(column(*range(40)))
     reported: list[bytes] = []
     last = 0
     for expected in (15, 15, 10, 0):
@@ -35,12 +35,12 @@ def test_a_slice_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch
 def test_only_lost_chunks_that_were_dropped_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_notes, "NOTES_MAX", 4)
     notes = SaveNotes(lambda _key: False)
-    notes.begin(column(0))
+    notes.begin_save(column(0))
     last = notes.since(0).last
-    notes.begin(column(1, 2, 3, 4, 5))
+    notes.begin_save(column(1, 2, 3, 4, 5))
     assert notes.since(last).under_way == tuple(KEYS[2:6])
-    notes.end(column(0), 0)
-    notes.begin(column(6, 7, 8, 9))
+    notes.end_save(column(0), 0)
+    notes.begin_save(column(6, 7, 8, 9))
     assert notes.since(last).is_gap
     assert not notes.since(0).is_gap
     assert notes.since(10_000).is_gap, "a number of another life"
@@ -49,9 +49,9 @@ def test_only_lost_chunks_that_were_dropped_are_a_gap(monkeypatch: pytest.Monkey
 def test_a_chunk_that_is_here_all_the_same_is_not_lost() -> None:
     here: set[bytes] = set()
     notes = SaveNotes(here.__contains__)
-    notes.begin(column(0, 1))
+    notes.begin_save(column(0, 1))
     last = notes.since(0).last
-    notes.end(column(0, 1), 0)
+    notes.end_save(column(0, 1), 0)
     here.add(KEYS[0])
     assert notes.since(last).lost == (KEYS[1],)
 
@@ -59,13 +59,13 @@ def test_a_chunk_that_is_here_all_the_same_is_not_lost() -> None:
 def test_a_chunk_of_two_saves_is_under_way_until_both_have_ended() -> None:
     """The first one's chunk was dropped with the one before it, and another engine saves it anew."""
     notes = SaveNotes(lambda _key: False)
-    notes.begin(column(0))
-    notes.begin(column(0))
+    notes.begin_save(column(0))
+    notes.begin_save(column(0))
     last = notes.since(0).last
-    notes.end(column(0), 0)
+    notes.end_save(column(0), 0)
     assert notes.since(last).last == last
     assert notes.is_under_way(KEYS[0])
-    notes.end(column(0), 0)
+    notes.end_save(column(0), 0)
     assert notes.since(last).lost == (KEYS[0],)
     assert not notes.is_under_way(KEYS[0])
 
@@ -104,13 +104,13 @@ def test_a_follower_that_asks_now_and_then_knows_what_is_under_way_in_the_end(se
             if drawn < 0.35:
                 stored -= set(keys)  # what is stored is not saved again
                 known -= set(keys)  # events
-                notes.begin(KeyColumn.of(keys))
+                notes.begin_save(KeyColumn.of(keys))
                 under_way |= set(keys)
             elif drawn < 0.7 and under_way:
                 ended = chance.sample(sorted(under_way), chance.randrange(1, 1 + len(under_way)))
                 count = chance.randrange(len(ended) + 1)
                 stored |= set(ended[:count])
-                notes.end(KeyColumn.of(ended), count)
+                notes.end_save(KeyColumn.of(ended), count)
                 known |= set(ended[:count])  # events
                 under_way -= set(ended)
             else:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.protocol.records import messages as m
-from kvpool.server.peers.offers import OfferSettings
+from kvpool.server.peers.offers import OFFERS_MAX
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
-from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.types import ConnectionId
-from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.nodes.stream_relay import StreamRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of
 
@@ -29,12 +29,12 @@ def run(
     has_disk: bool = False,
     sends_encrypted: bool = False,
     wants_encrypted: bool = False,
-    offers: OfferSettings | None = None,
+    offers: PeerConfig | None = None,
 ) -> None:
     async def live() -> None:
-        here = Node("here", 48, pulls=PeerTierSettings(answer_s=5.0, stall_s=5.0, is_encrypted=wants_encrypted))
+        here = Node("here", 48, pulls=peer_config(answer_timeout=5.0, stall_timeout=5.0, encrypt=wants_encrypted))
         there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
-        await there.start(offers or OfferSettings(is_encrypted=sends_encrypted))
+        await there.start(offers or peer_config(encrypt=sends_encrypted))
         await here.start()
         await here.join(there)
         await act(here, there)
@@ -49,7 +49,7 @@ def test_what_another_node_has_is_a_hit() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
@@ -69,13 +69,13 @@ def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
             await there.pool.until_moved(lambda: there.pool.pool._tiering.holds == 0)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
         assert there.server.counts["pulls"] == parts
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
 
-    run(act, offers=OfferSettings(peer_bytes_max=at_once * CHUNK), has_disk=has_disk)
+    run(act, offers=peer_config(offered=at_once * CHUNK), has_disk=has_disk)
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
@@ -93,14 +93,14 @@ def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -
         ]
         assert [one.chunks for one in leased] == [9] * 4
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (36, 0)
         for one in leased:
             here.pool.pool.leases.release(here.pool.session, one.lease)
         for keys in chains:
             assert await here.pool.load(keys) == len(keys)
 
-    run(act, offers=OfferSettings(peer_bytes_max=4 * CHUNK), has_disk=has_disk)
+    run(act, offers=peer_config(offered=4 * CHUNK), has_disk=has_disk)
 
 
 def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeyp
         monkeypatch.undo()
         assert await here.pool.load(KEYS) == len(KEYS), "nothing is held against it"
 
-    run(act, offers=OfferSettings(peer_bytes_max=6 * CHUNK))
+    run(act, offers=peer_config(offered=6 * CHUNK))
 
 
 def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
@@ -149,7 +149,7 @@ def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
         for _ in range(20):
             assert await here.pool.load(KEYS, owner="there") == 0
         assert there.server.counts["pulls"] == 1
-        assert here.pool.pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"] == 19
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.failed_pulls_unasked"] == 19
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
@@ -165,7 +165,7 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
             request = m.Acquire(key_of(99, number), owner="there")
             leased = await here.pool.serve(pool.chains.acquire(session, request))
             assert leased.chunks <= 1
-        assert int(pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"]) >= 200 - 64
+        assert int(pool.measure({}).tiers["peer"]["peer.failed_pulls_unasked"]) >= 200 - 64
         here.believe(there, KEYS)
         begun_ns = here._clock.now_ns()
         assert await here.pool.load(KEYS) == len(KEYS)
@@ -184,7 +184,7 @@ def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
         await there.pool.flush("dram")
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.pool.pool.measure({}).lower["memory"]["memory.promoted_chunks"] == len(KEYS)
+        assert there.pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == len(KEYS)
 
     run(act, has_disk=True)
 
@@ -197,7 +197,7 @@ def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
         there.offers.stream = relay.address
         assert await here.pool.load(KEYS) == 0
         assert relay.forged > 0
-        assert here.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] == 0
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] == 0
         relay.close()
 
     run(act)
@@ -208,8 +208,8 @@ class WatchedAllowance(PeerAllowance):
 
     most = 0
 
-    def take(self, peer: ConnectionId, size: int) -> None:
-        super().take(peer, size)
+    def take_bytes(self, peer: ConnectionId, size: int) -> None:
+        super().take_bytes(peer, size)
         self.most = max(self.most, self.taken)
 
 
@@ -217,7 +217,7 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
     allowance = WatchedAllowance(4 * CHUNK)
 
     async def act(here: Node, there: Node) -> None:
-        there.pool.pool._tiering.links[0].promotions.for_peers = allowance
+        there.pool.pool._tiering.lower[0].promotions.for_peers = allowance
         assert await there.pool.save(KEYS) == len(KEYS)
         assert await there.pool.demote() == 0
         await there.pool.flush("dram")
@@ -235,7 +235,7 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
 def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
     allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
     assert allowance.chunks(one, CHUNK) == 1
-    allowance.take(one, CHUNK)
+    allowance.take_bytes(one, CHUNK)
     assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
     allowance.give_back(one, CHUNK)
     assert allowance.chunks(other, CHUNK) == 1
@@ -243,7 +243,7 @@ def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
 
 def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
     async def act(here: Node, there: Node) -> None:
-        limit = there.offers._settings.offers_max // 4
+        limit = OFFERS_MAX // 4
         assert await there.pool.save(KEYS[:1]) == 1
         link = here.links[there.name]
         for number in range(limit):
@@ -275,7 +275,7 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
-        stats, record = here.pool.pool.measure({}).remote["peer"], here.tier.nodes.of(there.name)
+        stats, record = here.pool.pool.measure({}).tiers["peer"], here.tier.nodes.of(there.name)
         counted = stats["peer.failed_pulls_unencrypted"], stats["peer.pulled_chunks"], record.failures
         assert (counted, record.last_error[:29]) == ((1, 0, 1), "would send chunks unencrypted")
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
@@ -431,7 +431,7 @@ def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None
 
     async def act(here: Node, there: Node) -> None:
         def pulled() -> int:
-            counted = (node.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] for node in (here, there))
+            counted = (node.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] for node in (here, there))
             return sum(int(chunks) for chunks in counted)
 
         await there.join(here)
@@ -464,7 +464,7 @@ def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None
         life = here.links[there.name].life
         assert record is not None
         assert life is not None
-        while (permit := record.breaker.ask()) is not None:
+        while (permit := record.breaker.ask_permit()) is not None:
             record.breaker.fail(permit)
         here.tier.note_life(there.name, life.incarnation)
         assert here.tier.is_silent(there.name)

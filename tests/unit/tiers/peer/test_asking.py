@@ -50,7 +50,8 @@ async def _ask_all(owner: Owner, answer_s: float, turns: Turns = PULLS, clock: C
     asking = Asking(clock or MonotonicClock(), turns)
     link = cast(PeerLink, owner)
     calls = [
-        asking.ask(link, "one", partial(pull_of, number), answer_s, asker=asker) for number, asker in enumerate(ASKERS)
+        asking.ask_node(link, "one", partial(pull_of, number), answer_s, asker=asker)
+        for number, asker in enumerate(ASKERS)
     ]
     return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -80,7 +81,7 @@ def test_a_node_is_forgotten_with_its_last_turn() -> None:
     async def run() -> str:
         asking, owner = Asking(MonotonicClock(), Turns(AT_ONCE, 10_000)), Owner()
         for number in range(100):  # a hostile one shows another name with each connection
-            await asking.ask(cast(PeerLink, owner), f"name {number}", partial(pull_of, number), 5.0)
+            await asking.ask_node(cast(PeerLink, owner), f"name {number}", partial(pull_of, number), 5.0)
         while repr(asking) != "<Asking 0 nodes>":
             await asyncio.sleep(0.001)
         return repr(asking)
@@ -93,7 +94,7 @@ def test_a_cancelled_pull_gives_its_turn_back() -> None:
         asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
         link = cast(PeerLink, owner)
         tasks = [
-            asyncio.ensure_future(asking.ask(link, "one", partial(pull_of, number), 30.0, asker=asker))
+            asyncio.ensure_future(asking.ask_node(link, "one", partial(pull_of, number), 30.0, asker=asker))
             for number, asker in enumerate(ASKERS)
         ]
         while owner.waiting < AT_ONCE:
@@ -102,7 +103,7 @@ def test_a_cancelled_pull_gives_its_turn_back() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         owner.is_silent = False
-        return await asking.ask(link, "one", partial(pull_of, 99), 30.0)
+        return await asking.ask_node(link, "one", partial(pull_of, 99), 30.0)
 
     assert asyncio.run(run())[0] == 99
 
@@ -113,7 +114,7 @@ def test_nodes_do_not_wait_for_each_other(nodes: int) -> None:
         asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
         link = cast(PeerLink, owner)
         tasks = [
-            asyncio.ensure_future(asking.ask(link, f"node-{number}", partial(pull_of, 1), 30.0, asker=asker))
+            asyncio.ensure_future(asking.ask_node(link, f"node-{number}", partial(pull_of, 1), 30.0, asker=asker))
             for number in range(nodes)
             for asker in ASKERS
         ]
@@ -132,13 +133,13 @@ def test_a_connection_that_asks_without_end_leaves_others_their_turns_at_once() 
         asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
         link, greedy, other = cast(PeerLink, owner), Asker(ConnectionId(1)), Asker(ConnectionId(2))
         tasks = [
-            asyncio.ensure_future(asking.ask(link, "one", partial(pull_of, number), 30.0, asker=greedy))
+            asyncio.ensure_future(asking.ask_node(link, "one", partial(pull_of, number), 30.0, asker=greedy))
             for number in range(REQUESTS)
         ]
         while owner.waiting < int(SHARE * AT_ONCE):
             await asyncio.sleep(0)
         alone = owner.waiting
-        tasks.append(asyncio.ensure_future(asking.ask(link, "one", partial(pull_of, 99), 30.0, asker=other)))
+        tasks.append(asyncio.ensure_future(asking.ask_node(link, "one", partial(pull_of, 99), 30.0, asker=other)))
         while 99 not in owner.asked:
             await asyncio.sleep(0)
         before = list(owner.asked)
@@ -157,10 +158,10 @@ def test_connections_take_turns_however_many_pulls_each_has() -> None:
         asking, owner = Asking(MonotonicClock()), Owner()
         link = cast(PeerLink, owner)
         greedy = [
-            asking.ask(link, "one", partial(pull_of, number), 30.0, asker=ASKERS[number % 6])
+            asking.ask_node(link, "one", partial(pull_of, number), 30.0, asker=ASKERS[number % 6])
             for number in range(4 * REQUESTS)
         ]
-        last = asking.ask(link, "one", partial(pull_of, 9999), 30.0, asker=ASKERS[7])
+        last = asking.ask_node(link, "one", partial(pull_of, 9999), 30.0, asker=ASKERS[7])
         await asyncio.gather(*greedy, last)
         return owner.asked
 

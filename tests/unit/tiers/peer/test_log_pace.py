@@ -17,14 +17,14 @@ KEYS = [key_of(7, number) for number in range(20)]
 def test_one_line_in_an_interval_names_the_number_of_those_left_out() -> None:
     clock = HandClock()
     pace = LogPace(clock)
-    assert pace.take() == ""
-    assert [pace.take() for _ in range(5)] == [None] * 5
+    assert pace.take_line() == ""
+    assert [pace.take_line() for _ in range(5)] == [None] * 5
     clock.advance(INTERVAL_S + 0.1)
-    assert pace.take() == " (5 lines like it were left out)"
-    assert pace.take() is None
+    assert pace.take_line() == " (5 lines like it were left out)"
+    assert pace.take_line() is None
     clock.advance(2 * INTERVAL_S)
     clock.advance(2 * INTERVAL_S)
-    assert pace.take() == " (1 lines like it were left out)"
+    assert pace.take_line() == " (1 lines like it were left out)"
 
 
 def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,7 +33,7 @@ def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFi
         here.believe(there, KEYS)
         for _ in range(20):
             assert await here.pool.load(KEYS) == 0
-        assert here.pool.pool.measure({}).remote["peer"]["peer.failed_pulls_refused"] == 20
+        assert here.pool.pool.measure({}).tiers["peer"]["peer.failed_pulls_refused"] == 20
 
     with caplog.at_level(logging.INFO, "kvpool.tiers.peer"):
         run(act)

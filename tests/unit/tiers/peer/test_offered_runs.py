@@ -8,7 +8,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import FULL, STATE, GroupRole
 from kvpool.protocol.records import messages as m
-from kvpool.types import ConnectionId
+from kvpool.types import ConnectionId, SaveState
 from tests.rigs.tiers.tiered_pool import LAYOUT
 from tests.unit.tiers.peer.test_pulled_runs import DRAM_CHUNKS, KEYS, WINDOWED, Rig, run
 
@@ -43,10 +43,13 @@ def test_keys_of_a_full_group_that_are_no_chain_are_offered_up_to_the_first() ->
 
 
 def test_a_chunk_that_has_a_parent_in_a_windows_namespace_is_not_offered() -> None:
-    """An engine can store anything under its own layout: what follows another chunk is no chunk of a run."""
+    """What follows another chunk is no chunk of a run, whoever has stored it."""
 
     async def act(rig: Rig) -> None:
-        assert await rig.there.pool.save(KEYS[:3]) == 3  # a chain
+        pool, own = rig.there.pool.pool, rig.there.pool.session.own
+        made = pool._directory.reserve(own.id, own.size_class, b"", b"".join(KEYS[:3]), 1)
+        assert list(pool._directory.commit(made.id, 0, bytes(4 * own.layout.extents * 3), 1)) == [SaveState.STORED] * 3
+        assert pool._directory.end_reservation(made.id, 1)
         assert (await rig.ask(rig.there, KEYS[:3])).chunks == 1
         assert (await rig.ask(rig.there, KEYS[1:3])).chunks == 0
 

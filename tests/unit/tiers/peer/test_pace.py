@@ -6,11 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from kvpool.clock import NS_PER_S
-from kvpool.peers.circuit_breaker import BreakerSettings
 from kvpool.tiers.peer.node_records import NODES_MAX, NodeRecords
-from kvpool.tiers.peer.pace import MIB, NS_PER_MIB_MAX, Pace, PaceSettings
-
-SETTINGS = PaceSettings()
+from kvpool.tiers.peer.pace import MIB, NS_PER_MIB_MAX, PRIOR_BYTES_PER_S, PRIOR_WAIT_S, Pace
 
 
 @dataclass
@@ -31,14 +28,14 @@ def clock() -> Scripted:
 
 @pytest.fixture
 def pace(clock: Scripted) -> Pace:
-    return Pace(SETTINGS, clock)
+    return Pace(clock)
 
 
 def test_before_any_pull_the_prior_is_the_pace(pace: Pace) -> None:
-    assert pace.bytes_per_s == pytest.approx(SETTINGS.bytes_per_s)
-    assert pace.wait_s == pytest.approx(SETTINGS.wait_s)
-    assert pace.cost_s(10**9) == pytest.approx(1 + SETTINGS.wait_s)
-    assert pace.packed() == (round(MIB * 1e9 / SETTINGS.bytes_per_s), 1000)
+    assert pace.bytes_per_s == pytest.approx(PRIOR_BYTES_PER_S)
+    assert pace.wait_s == pytest.approx(PRIOR_WAIT_S)
+    assert pace.cost_s(10**9) == pytest.approx(1 + PRIOR_WAIT_S)
+    assert pace.packed() == (round(MIB * 1e9 / PRIOR_BYTES_PER_S), 1000)
 
 
 @pytest.mark.parametrize("rate", [2e6, 100e6, 5e9])
@@ -80,8 +77,8 @@ def test_with_time_a_slow_node_is_worth_a_try_again(pace: Pace, clock: Scripted)
     clock.pass_s(60)
     assert slow < pace.bytes_per_s < 3 * slow
     clock.pass_s(1200)
-    assert pace.bytes_per_s > 0.9 * SETTINGS.bytes_per_s
-    assert pace.wait_s == pytest.approx(SETTINGS.wait_s, rel=0.01)
+    assert pace.bytes_per_s > 0.9 * PRIOR_BYTES_PER_S
+    assert pace.wait_s == pytest.approx(PRIOR_WAIT_S, rel=0.01)
 
 
 def test_what_the_table_has_stays_in_its_words(pace: Pace, clock: Scripted) -> None:
@@ -97,7 +94,7 @@ def test_what_the_table_has_stays_in_its_words(pace: Pace, clock: Scripted) -> N
 
 
 def test_the_node_that_was_asked_longest_ago_is_forgotten_first(clock: Scripted) -> None:
-    records = NodeRecords(BreakerSettings(), SETTINGS, clock=clock, random=random.Random(1))
+    records = NodeRecords(clock, random.Random(1))
     for number in range(NODES_MAX):
         records.of(f"node-{number}")
     records.of("node-0").fail("it was late", is_first=True)

@@ -29,7 +29,7 @@ def test_pulls_that_wait_for_their_turn_behind_other_engines_are_not_refused() -
                 leased = await here.pool.serve(here.pool.pool.chains.acquire(session, m.Acquire(key)))
                 assert leased.chunks == 1
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        stats = here.pool.pool.measure({}).remote["peer"]
+        stats = here.pool.pool.measure({}).tiers["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_pulls_refused"]) == (2 * PAGES, 0)
         assert there.server.counts["refused.repeated"] == 0
         for session in sessions:

@@ -16,10 +16,9 @@ from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.server.peers.offers import OfferSettings
 from kvpool.types import ConnectionId, Level, SaveState
-from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.fleet import Node, peer_config
+from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
 WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
@@ -38,7 +37,7 @@ class Rig:
 
     async def start(self) -> None:
         for node in (self.there, self.third, self.here):
-            await node.start(OfferSettings())
+            await node.start(peer_config())
             pool = node.pool
             pool.pool.drop_connection(pool.session.connection)
             pool.session = pool.pool.open_session(ConnectionId(1), "model", WINDOWED)
@@ -190,7 +189,7 @@ class Save:
 
     async def begin(self) -> None:
         pool, extents = self._pool, LAYOUT.extents
-        made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_chain(b"", self._key)))
+        made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_alone(0, self._key)))
         (offset,) = struct.unpack("<Q", made.offsets)
         pool.arena[offset : offset + LAYOUT.chunk_bytes] = np.frombuffer(payload(self._key), np.uint8)
         self._reservation = made.reservation
@@ -290,7 +289,7 @@ def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
         await rig.here.pool.until_moved(lambda: pool._tiering.holds == 0)
         assert task.chunks == 10, "all of it has landed"
         assert rig.pulls(rig.there) == 2
-        task.end(1)
+        task.release_holds(1)
         for connection in (20, 21):
             rig.there.pool.pool.drop_connection(ConnectionId(connection))
         pool.drop_connection(session.connection)

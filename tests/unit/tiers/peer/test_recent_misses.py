@@ -14,7 +14,7 @@ class _Clock:
 def test_a_miss_counts_for_a_moment_for_this_node_and_chunk() -> None:
     clock = _Clock()
     misses = RecentMisses(clock)
-    misses.note("one", b"a")
+    misses.note_miss("one", b"a")
     assert misses.has("one", b"a")
     assert not misses.has("one", b"b")
     assert not misses.has("two", b"a")
@@ -25,6 +25,6 @@ def test_a_miss_counts_for_a_moment_for_this_node_and_chunk() -> None:
 def test_the_oldest_of_too_many_is_forgotten() -> None:
     misses = RecentMisses(_Clock())
     for number in range(MISSES_MAX + 1):
-        misses.note("one", number.to_bytes(4, "big"))
+        misses.note_miss("one", number.to_bytes(4, "big"))
     assert not misses.has("one", bytes(4))
     assert misses.has("one", (1).to_bytes(4, "big"))

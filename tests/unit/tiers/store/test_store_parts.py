@@ -32,7 +32,7 @@ def test_ranges_never_overlap_and_all_come_back(seed: int) -> None:
             ranges.give(offset, taken.pop(offset))
         else:
             wanted = chance.randrange(1, 8 * PAGE_BYTES)
-            found = ranges.take(wanted)
+            found = ranges.take_range(wanted)
             if found is not None:
                 assert PAGE_BYTES <= found <= size + PAGE_BYTES - wanted
                 assert all(found >= at + one or at >= found + wanted for at, one in taken.items())
@@ -40,14 +40,14 @@ def test_ranges_never_overlap_and_all_come_back(seed: int) -> None:
     for offset, one in taken.items():
         ranges.give(offset, one)
     assert ranges.taken_bytes == 0
-    assert ranges.take(size) == PAGE_BYTES
-    assert ranges.take(1) is None
+    assert ranges.take_range(size) == PAGE_BYTES
+    assert ranges.take_range(1) is None
 
 
 def test_a_range_is_given_back_once() -> None:
     ranges = Ranges(0, 4 * PAGE_BYTES)
-    offset = ranges.take(PAGE_BYTES)
-    assert ranges.take(PAGE_BYTES) is not None
+    offset = ranges.take_range(PAGE_BYTES)
+    assert ranges.take_range(PAGE_BYTES) is not None
     assert offset is not None
     ranges.give(offset, PAGE_BYTES)
     with pytest.raises(AssertionError):
@@ -56,10 +56,10 @@ def test_a_range_is_given_back_once() -> None:
 
 def test_answers_are_forgotten_in_time_and_beyond_the_bound() -> None:
     presence = Presence(2)
-    presence.note(b"a", 10, is_there=True)
-    presence.note(b"b", 20, is_there=False)
+    presence.note_answer(b"a", 10, is_there=True)
+    presence.note_answer(b"b", 20, is_there=False)
     assert (presence.of(b"a", 9), presence.of(b"a", 10), presence.of(b"b", 10)) == (True, None, False)
-    presence.note(b"c", 20, is_there=True)
+    presence.note_answer(b"c", 20, is_there=True)
     assert presence.of(b"a", 0) is None
     assert len(presence) == 2
     assert presence.leading([b"c", b"b", b"c"], 0) == 1

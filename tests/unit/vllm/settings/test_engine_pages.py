@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.cli.kvpoolctl import MODULES
 from kvpool.config.config import OPTIONS
 from kvpool.types import LoadReason, SaveState
 from kvpool_client.sglang.settings import Settings as SGLangSettings
@@ -18,6 +17,7 @@ from kvpool_client.trtllm import settings as tensorrt_llm
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES
 from kvpool_client.vllm.settings import PREFIX
 from kvpool_client.vllm.settings import Settings as VLLMSettings
+from kvpool_tools.cli.kvpoolctl import MODULES
 
 ROOT = Path(__file__).parents[4]
 CLIENT = ROOT / "client" / "kvpool_client"

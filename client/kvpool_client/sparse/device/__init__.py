@@ -1,5 +1,0 @@
-"""Compute by lookup on a device: a bounded part of a long sequence's KV beside the engine. Imports torch."""
-
-from kvpool_client.sparse.device.sequence import DeviceSequence
-
-__all__ = ["DeviceSequence"]

@@ -1,0 +1,104 @@
+"""`bench lookup`: the keys of a 128k-token prompt and the lookup of its 512 chunks, int32 array in.
+
+Floors: SHA-256 of the same tokens in one pass for the keys, and 512 probes of a dict in this process for the lookup. All
+kinds are taken in turn, in rounds. Repeated calls find their memory in the processor's caches, which an engine between
+two prompts does not: the cold row reads 64 MiB of other memory before each lookup.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import kvpool_client as kv
+from kvpool.errors import KVPoolError
+from kvpool_tools.bench.daemon import REVISION, MeasuredDaemon
+from kvpool_tools.bench.measure import latencies, median, timed_s
+
+TOKENS = 131_072
+LAYOUT = kv.Layout(layers=1, kv_heads=1, head_dim=16, dtype="bfloat16", chunk_tokens=256)
+MODEL = "bench-lookup"
+MISS_BAR_US = 50
+WHOLE_BAR_US = 500
+OTHER_BYTES = 64 << 20
+ROUNDS = 20
+QUICK_ROUNDS = 2
+SAMPLES = 20
+COLD_SAMPLES = 3
+
+KEYS, MISS, HIT, COLD, WHOLE = (
+    "keys of 128k tokens",
+    "lookup, miss",
+    "lookup, 512 chunks hit",
+    "lookup, 512 hit, cold caches",
+    "keys and lookup, 512 hit",
+)
+HASH_FLOOR, PROBE_FLOOR = "SHA-256 of 128k tokens", "dict, 512 probes"
+# The floor of each row, and its bar.
+ROWS: dict[str, tuple[str | None, int | None]] = {
+    HASH_FLOOR: (None, None),
+    KEYS: (HASH_FLOOR, WHOLE_BAR_US),
+    PROBE_FLOOR: (None, None),
+    MISS: (PROBE_FLOOR, MISS_BAR_US),
+    HIT: (PROBE_FLOOR, WHOLE_BAR_US),
+    COLD: (PROBE_FLOOR, WHOLE_BAR_US),
+    WHOLE: (HASH_FLOOR, WHOLE_BAR_US),
+}
+
+
+def bench_lookup(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, object]]:
+    """Rows: the floors, keys, a miss, a hit of 512 chunks with warm and cold caches, and keys with lookup together."""
+    rounds = QUICK_ROUNDS if is_quick else ROUNDS
+    tokens = np.random.default_rng(2).integers(0, 50_000, TOKENS, dtype=np.int32)
+    other = np.ones(OTHER_BYTES, np.uint8)
+    with connect(daemon) as pool:
+        missing, keys = pool.keys(tokens[::-1].copy()), pool.keys(tokens)
+        store_zeros(pool, keys)
+        table = {keys[number]: number for number in range(len(keys))}
+        probes = list(table)
+        calls: dict[str, Callable[[], object]] = {
+            HASH_FLOOR: lambda: hashlib.sha256(tokens.data).digest(),
+            KEYS: lambda: pool.keys(tokens),
+            PROBE_FLOOR: lambda: [table[key] for key in probes],
+            MISS: lambda: pool.lookup(missing),
+            HIT: lambda: pool.lookup(keys),
+            WHOLE: lambda: pool.lookup(pool.keys(tokens)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ROWS}
+        cpu_s = dict.fromkeys(ROWS, 0.0)
+        for _ in range(rounds):
+            for name, call in calls.items():
+                before_s = time.process_time()
+                seconds[name] += [timed_s(call) for _ in range(SAMPLES)]
+                cpu_s[name] += time.process_time() - before_s
+            for _ in range(COLD_SAMPLES):
+                other.sum()
+                before_s = time.process_time()
+                seconds[COLD].append(timed_s(calls[HIT]))
+                cpu_s[COLD] += time.process_time() - before_s
+            advance(rounds)
+        if pool.lookup(keys).chunks != len(keys) or pool.lookup(missing).chunks:
+            raise KVPoolError("a lookup found other chunks than were stored: the measured calls prove nothing")
+    if not daemon.is_own:
+        daemon.forget(MODEL)
+    return [_row(name, seconds, cpu_s[name]) for name in ROWS]
+
+
+def connect(daemon: MeasuredDaemon) -> kv.Pool:
+    """A Pool for small chunks, with a salt of its own: a shared daemon must not have the chunks of an earlier run."""
+    return kv.connect(daemon.socket, model=MODEL, revision=REVISION, layout=LAYOUT, salt=os.urandom(16), timeout_s=10.0)
+
+
+def store_zeros(pool: kv.Pool, keys: kv.KeyChain) -> None:
+    """Have all chunks of `keys` stored. Raises KVPoolError if the daemon declines."""
+    result = pool.save(keys, from_=np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)).commit()
+    if result is None or result.stored + result.present != len(keys):
+        raise KVPoolError(f"the daemon declined to store {len(keys)} small chunks: {result}")
+
+
+def _row(name: str, seconds: dict[str, list[float]], cpu_s: float) -> dict[str, object]:
+    floor, bar_us = ROWS[name]
+    ratio = round(median(seconds[name]) / median(seconds[floor]), 2) if floor else 1.0
+    return latencies(name, seconds[name], bar_us=bar_us, ratio=ratio, cpu_seconds=round(cpu_s, 4))

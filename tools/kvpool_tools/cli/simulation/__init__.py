@@ -1,0 +1,1 @@
+"""Parts of `kvpoolctl simulate`: its options, rows and document."""
