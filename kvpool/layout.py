@@ -260,6 +260,10 @@ class Layout:
         """Whether a chunk follows the one before it. Those of windows and states have no parent."""
         return self.group is None or self.group.is_full
 
+    def chunks_of(self, chunks: int) -> int:
+        """How many chunks of this group, the last ones, a hit of so many chunks needs."""
+        return chunks if self.group is None else self.group.chunks_of(chunks, self.chunk_tokens)
+
     @property
     def is_state(self) -> bool:
         """Whether a chunk is the state at its end, whose bytes are not those of tokens."""

@@ -31,9 +31,9 @@ from kvpool_client.copying.cache import SKIP_BLOCK
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
-from kvpool_client.results import SaveResult
-from kvpool_client.save import Save
 from kvpool_client.torch.restored import Restored
+from kvpool_client.verbs.results import SaveResult
+from kvpool_client.verbs.save import Save
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ thread at a time, as the Load behind it.
 
 from dataclasses import dataclass
 
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.torch.restored import Restored
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,13 @@ from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
-from kvpool_client.grouped.leases import GroupLease
-from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.grouped.lookups import GroupHit
 from kvpool_client.hints.envelope import HintReport
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool, connect
-from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
-from kvpool_client.save import Save
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
+from kvpool_client.verbs.save import Save
 
 __all__ = [
     "BEGINNING",
@@ -34,9 +31,6 @@ __all__ = [
     "EventKind",
     "EventMark",
     "Group",
-    "GroupHit",
-    "GroupLease",
-    "GroupLoad",
     "HintReport",
     "Hit",
     "InvalidArgument",

@@ -6,6 +6,7 @@ Pure functions; any thread.
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import peers as pm
 from kvpool.socket_path import fault_of_path
 from kvpool_client.copying.cache import Cache
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.results import Hit
 
 COPY_THREADS_MAX = 64
 MODEL_BYTES_MAX = 512
@@ -96,6 +98,18 @@ def check_whole_chunks(layout: Layout, shares: Sequence[Share]) -> None:
         raise InvalidArgument(f"the share of pool is {shares[0]!r}, expected a Pool without share, of whole chunks")
 
 
+def by_group(name: str, given: object, layout: Layout) -> Sequence[Any]:
+    """An argument's entry for each of a layout's groups, None where it is not given."""
+    if given is None:
+        return [None] * len(layout.groups)
+    if not isinstance(given, Sequence) or len(given) != len(layout.groups):
+        found = f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else "")
+        raise InvalidArgument(
+            f"{name} is {found}, expected a sequence with an entry for each of {len(layout.groups)} groups"
+        )
+    return given
+
+
 def check_keys(keys: KeyChain, namespace: Namespace) -> None:
     """Check that `keys` is a KeyChain of the Pool's namespace: another one's names other KV."""
     if not isinstance(keys, KeyChain):
@@ -122,6 +136,16 @@ def check_lease(lease: Lease, namespace: Namespace) -> None:
         f"lease is of another connection, {lease.namespace}, expected one of {namespace}: acquire the hit with this Pool, or "
         "take it over with claim(lease.ticket())"
     )
+
+
+def check_owner(owner: object, layout: Layout) -> None:
+    """Check that `owner` may be the name of a node that has a prompt's chunks."""
+    if not isinstance(owner, str) or not pm.is_node_name(owner):
+        raise InvalidArgument(
+            f"owner is {str(owner)[:80]!r}, expected a node's name: printable text of at most {pm.OWNER_BYTES_MAX} bytes"
+        )
+    if layout.groups:
+        raise InvalidArgument(f"owner is {owner!r}, a lookup of a layout with groups names no node")
 
 
 def as_index(name: str, value: int, most: int) -> int:

@@ -9,9 +9,10 @@ Any thread. Holds no lock of its own.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
@@ -23,42 +24,43 @@ from kvpool.types import TokenRange
 from kvpool_client.arguments import (
     REVISION_SEPARATOR,
     as_index,
+    by_group,
     check_connect,
     check_hit,
     check_keys,
     check_lease,
     check_name,
+    check_no_groups,
+    check_owner,
     check_promises,
     check_scope,
     checked_shares,
 )
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
-from kvpool_client.connection.finder import Finder
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
-from kvpool_client.connection.lookups import check_owner
 from kvpool_client.connection.promise_line import PromiseLine
 from kvpool_client.connection.roots import Roots
 from kvpool_client.connection.session import SessionPlan
 from kvpool_client.copying.cache import Cache
-from kvpool_client.copying.copies import Copies
+from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.leased_memory import LeasedMemory
-from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
-from kvpool_client.grouped.leases import GroupLeaseFetcher
-from kvpool_client.grouped.lookups import GroupFinder
-from kvpool_client.grouped.verbs import GroupVerbs
 from kvpool_client.hints.envelope import HintReport, parse_hints
 from kvpool_client.hints.hint_client import HintClient
 from kvpool_client.key_chain import Extra, KeyChain, Namespace
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
-from kvpool_client.results import AnnounceResult, Hit, RetainResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.save import Save
-from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
+from kvpool_client.verbs.chosen_chunks import checked_chunks, chunks_to_save
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.lease_bound import chunks_held
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.load_starter import LoadStarter
+from kvpool_client.verbs.results import AnnounceResult, Hit, RetainResult
+from kvpool_client.verbs.save import Save
+from kvpool_client.verbs.save_starter import SaveStarter
 
 log = logging.getLogger(__name__)
 
@@ -154,29 +156,24 @@ class Pool:
         self._counters = counters = Counters(counts_chunks=self.shares[0].has_first_extent)
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
-        self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(self._namespace, copy_threads, self.shares)
-        self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
-        self.groups = GroupVerbs(
-            self._namespace, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s
+        self._sides = sides = copies.by_group()
+        self._chunks_held = chunks_held(layout, layout.world)  # by a scheduler's lease, which is of all ranks
+        self._finder = finder = Finder(layout, link, counters, timeout_s=timeout_s)
+        self._load_starter = LoadStarter(layout, link, sides, counters, timeout_s=timeout_s)
+        self._save_starter = SaveStarter(layout.group_layouts, link, sides, counters, timeout_s=timeout_s)
+        self._lease_fetcher = LeaseFetcher(
+            self._namespace,
+            link,
+            counters,
+            finder=finder,
+            estimate_s=self._load_starter.estimate_s,
+            timeout_s=timeout_s,
         )
-        estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
-        self._lease_fetcher = (
-            LeaseFetcher(self._namespace, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
-            if finder is None
-            else GroupLeaseFetcher(
-                self._namespace, link, counters, finder=finder, estimate_s=estimate_s, timeout_s=timeout_s
-            )
-        )
-        plain = layout.of_group(0)  # with groups, `groups` starts the loads and saves of each
-        self._load_starter = LoadStarter(
-            plain, self.shares[0], link=link, copies=copies, counters=counters, timeout_s=timeout_s
-        )
-        self._save_starter = SaveStarter([plain], link, [copies], counters, timeout_s=timeout_s)
         self.separate = SeparateChunks(
             self._namespace,
             copies,
-            finder=self._finder,
+            finder=finder,
             lease_fetcher=self._lease_fetcher,
             load_starter=self._load_starter,
             save_starter=self._save_starter,
@@ -281,22 +278,27 @@ class Pool:
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
-    def lookup(self, keys: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
-        """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away.
+    def lookup(self, keys: KeyChain, owner: str = "", *, chunks_max: int | None = None, is_counted: bool = True) -> Hit:
+        """The longest run of present chunks, `chunks_max` at most. Reads shared memory: no round trip, no effect. A miss while
+        the daemon is away.
 
-        `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
-        daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
-        `is_counted`: whether hit rates have it; not where an engine looks up again what it is about to acquire. Raises
-        InvalidArgument, also for keys of another model or layout.
+        With windows and states in the layout a hit ends where they were stored for: an engine that computes the last token
+        again looks up what is before it. `owner`: the name of another node that has, or is asked for, those that are not known
+        to be present anywhere; not with groups. Where the daemon has a shared store, a hit that is shorter than `keys` costs
+        one round trip, two with groups (`verbs/finder.py`). `is_counted`: whether hit rates have it; not where an engine looks
+        up again what it is about to acquire. Raises InvalidArgument, also for keys of another model or layout.
         """
         check_keys(keys, self._namespace)
         if owner != "":
-            check_owner(owner)
-        if self._group_finder is not None:
-            if owner:
-                raise InvalidArgument(f"owner is {owner!r}, a lookup of a layout with groups names no node")
-            return self._group_finder.lookup(keys, is_counted=is_counted)
-        return self._finder.lookup(keys, owner, is_counted=is_counted)
+            check_owner(owner, self.layout)
+        if chunks_max is not None:
+            chunks_max = as_index("chunks_max", chunks_max, len(keys))
+        return self._finder.lookup(keys, owner, chunks_max=chunks_max, is_counted=is_counted)
+
+    @property
+    def chunks_max(self) -> int:
+        """The most chunks that a hit has: those that one request names and one lease holds."""
+        return self._finder.chunks_max
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
         """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared
@@ -310,9 +312,9 @@ class Pool:
         )
 
     def acquire(self, hit: Hit) -> Lease:
-        """Lease a hit's chunks, or the longest prefix of them that is still there.
+        """Lease a hit's chunks, or the longest prefix of them that is still there; of windows and states what is a hit now.
 
-        One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left. Raises
+        One round trip; none for an empty hit; more where some of it was evicted since and half of the time is left. Raises
         InvalidArgument, also for a hit of another model or layout.
         """
         check_hit(hit, self._namespace)
@@ -348,7 +350,7 @@ class Pool:
     def load(
         self,
         lease: Lease,
-        cache: Cache | None = None,
+        cache: Cache | Sequence[Cache] | None = None,
         block_ids: object = None,
         first_chunk: int = 0,
         *,
@@ -357,35 +359,55 @@ class Pool:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks, each once; −1 skips a block), or `into`:
-        C-contiguous uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
-        InvalidArgument for wrong lengths and for a lease or cache of another Pool, even if the lease has ended.
+        C-contiguous uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Of a
+        layout with groups each is a sequence with an entry for each: of full groups the chunks from `first_chunk` on, of
+        windows and states all that `lease.ranges` names. Raises InvalidArgument for wrong lengths and for a lease or cache of
+        another Pool, even if the lease has ended.
         """
         check_lease(lease, self._namespace)
-        self._check_plain("load")
         first_chunk = as_index("first_chunk", first_chunk, lease.chunks)
-        chunks = lease.chunks - first_chunk
-        blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
-        return self._load_starter.begin(lease.hold, first_chunk, blocks)
+        rows = lease.hold.rows_from(first_chunk)
+        blocks = self._blocks(rows, cache, block_ids, into, is_load=True)
+        return self._load_starter.begin((lease.hold,), first_chunk, rows, blocks)
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
         """A lease's chunks where they lie in the pool, to be read there until it is closed: nothing is copied. Raises
         InvalidArgument, also for a layout whose layers are not whole there (head groups, a share)."""
         check_lease(lease, self._namespace)
-        self._check_plain("leased_memory")
+        check_no_groups(self.layout)
         if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
         return LeasedMemory(self._link, lease.hold, self._load_starter.begin_check)
 
+    def chunks_to_save(
+        self, keys: KeyChain, first_chunk: int = 0, chunks: int | None = None, boundaries: Sequence[int] | None = None
+    ) -> tuple[Sequence[int], ...]:
+        """The chunks of each group of the layout that `save` stores with these arguments: those whose blocks it is to be given.
+        Raises InvalidArgument."""
+        check_keys(keys, self._namespace)
+        first_chunk = as_index("first_chunk", first_chunk, len(keys))
+        count = len(keys) - first_chunk if chunks is None else chunks
+        count = as_index("chunks", count, len(keys) - first_chunk)
+        return chunks_to_save(
+            self.layout,
+            keys,
+            range(first_chunk, first_chunk + count),
+            boundaries=boundaries,
+            held=self._chunks_held,
+        )
+
     def save(
         self,
         keys: KeyChain,
-        cache: Cache | None = None,
+        cache: Cache | Sequence[Cache] | None = None,
         block_ids: object = None,
         first_chunk: int = 0,
         chunks: int | None = None,
         retention: Sequence[TokenRange] = (),
         *,
         from_: object = None,
+        boundaries: Sequence[int] | None = None,
+        chosen: Sequence[Sequence[int]] | None = None,
         prompt_tokens: int | None = None,
         decode_priority: int | None = None,
         decode_duration_s: float | None = None,
@@ -395,14 +417,21 @@ class Pool:
         Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes], as `into` of a load. See
         `Save` for the next steps. `retention`: priorities of the chunks that its ranges touch (see `retention`);
         `decode_priority`, `decode_duration_s` (seconds): those of chunks behind the prompt's `prompt_tokens` tokens; without
-        `prompt_tokens` all of `keys` is prompt. Raises InvalidArgument for what does not fit: a wrong number of blocks, keys or
-        a cache of another model or layout.
+        `prompt_tokens` all of `keys` is prompt.
+
+        Of a layout with groups `cache`, `block_ids` and `from_` are sequences with an entry for each, and windows and states
+        are stored before each of the `boundaries` alone, numbers of chunks: the blocks are those of `chunks_to_save`, in its
+        order. `chosen`: the chunks of each group in place of `first_chunk`, `chunks` and `boundaries`, for an engine that
+        stores each when it has computed it: of a full group numbers in a row, of others any ascending ones. Raises
+        InvalidArgument for what does not fit: a wrong number of blocks, keys or a cache of another model or layout.
         """
-        check_keys(keys, self._namespace)
-        self._check_plain("save")
-        first_chunk = as_index("first_chunk", first_chunk, len(keys))
-        count = len(keys) - first_chunk if chunks is None else chunks
-        count = as_index("chunks", count, len(keys) - first_chunk)
+        if chosen is None:
+            named = self.chunks_to_save(keys, first_chunk, chunks, boundaries)
+        else:
+            check_keys(keys, self._namespace)
+            if first_chunk or chunks is not None or boundaries is not None:
+                raise InvalidArgument("expected chosen without first_chunk, chunks and boundaries")
+            named = checked_chunks(chosen, self.layout, len(keys))
         retention_columns = plan_retention(
             retention,
             chunks=len(keys),
@@ -411,10 +440,8 @@ class Pool:
             decode_priority=decode_priority,
             decode_duration_s=decode_duration_s,
         )
-        blocks = self._copies.blocks(cache, block_ids, array=from_, chunks=count, is_load=False)
-        end = first_chunk + count
-        run = RunPlan(0, range(first_chunk, end), blocks)
-        return self._save_starter.begin(SavePlan(keys, retention_columns, [run], end_chunk=end))
+        blocks = self._blocks(named, cache, block_ids, from_, is_load=False)
+        return self._save_starter.begin(self._save_starter.plan(keys, retention_columns, named, blocks))
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.
@@ -488,9 +515,20 @@ class Pool:
         """Reports of one more block pool over this Pool's connection."""
         return EngineReports(self._link, self.layout, self._salt, self._roots_of)
 
-    def _check_plain(self, name: str) -> None:
-        if self.layout.groups:
-            raise InvalidArgument(f"{name} is of layouts without groups, expected a verb of Pool.groups")
+    def _blocks(
+        self, chunks: Sequence[Sized], cache: Any, block_ids: object, array: object, *, is_load: bool
+    ) -> list[EngineBlocks]:
+        """The engine memory of the chunks of each group."""
+        if not self.layout.groups:
+            return [self._copies.blocks(cache, block_ids, array, chunks=len(chunks[0]), is_load=is_load)]
+        given = [
+            by_group(name, each, self.layout)
+            for name, each in (("cache", cache), ("block_ids", block_ids), ("the array", array))
+        ]
+        return [
+            side.blocks(*of_group, chunks=len(named), is_load=is_load)
+            for side, named, of_group in zip(self._sides, chunks, zip(*given, strict=True), strict=True)
+        ]
 
     def _empty_chain(
         self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None

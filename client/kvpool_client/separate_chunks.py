@@ -11,79 +11,21 @@ from itertools import takewhile
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.protocol.records import messages as m
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_hit, check_keys, check_lease
-from kvpool_client.connection.finder import Finder
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
-from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease, LeaseHold
-from kvpool_client.load import Load
-from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.save import Save, publish_each
-from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
-
-
-class JoinedHold(LeaseHold):
-    """The chunks of leases of one session, one lease's behind another's, for one load of them all.
-
-    It has the leases up to the first that holds no chunk, lives while all of them do, and ends with them.
-    """
-
-    def __init__(self, leases: Sequence[LeaseHold]) -> None:
-        """`leases`: one or more."""
-        first = leases[0]
-        self.leases = tuple(takewhile(lambda lease: lease.chunks and lease.session is first.session, leases))
-        leased = [lease._leased for lease in self.leases]
-        columns = m.Leased(
-            0,
-            sum(each.chunks for each in leased),
-            b"".join(each.offsets for each in leased),
-            b"".join(each.generations for each in leased),
-            b"".join(each.tiers for each in leased),
-            b"".join(each.slots for each in leased),
-        )
-        super().__init__(first.session, columns, namespace=first.namespace)
-
-    def __del__(self) -> None:
-        pass  # each of the leases ends
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """What the daemon knows the leases by."""
-        return tuple(lease.id for lease in self.leases)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether all the leases live."""
-        return all(lease.is_live for lease in self.leases)
-
-    def place_of(self, chunk: int) -> tuple[int, int]:
-        """The id of a chunk's lease, and the chunk's row among all that the daemon has leased by that."""
-        for lease in self.leases:
-            if chunk < lease.chunks:
-                return lease.place_of(chunk)
-            chunk -= lease.chunks
-        raise IndexError(f"no lease has chunk {chunk} behind the last one")
-
-    def release(self) -> None:
-        """Wait for running loads, then end the leases."""
-        for lease in self.leases:
-            lease.release()
-
-    def begin_load(self, load: Load) -> bool:
-        """Have the release of each lease wait for this load. False where one has been released."""
-        begun = [lease.begin_load(load) for lease in self.leases]
-        return all(begun)
-
-    def end_load(self, load: Load) -> None:
-        """The load has ended."""
-        for lease in self.leases:
-            lease.end_load(load)
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from kvpool_client.verbs.leased_rows import LeasedRows
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.load_starter import LoadStarter
+from kvpool_client.verbs.results import Hit, SaveResult
+from kvpool_client.verbs.save import Save, publish_each
+from kvpool_client.verbs.save_starter import SaveStarter
 
 
 class SeparateChunks:
@@ -146,10 +88,14 @@ class SeparateChunks:
             raise InvalidArgument(
                 f"cache is {cache!r} on a device, expected one in host memory, or Pool.load for each lease"
             )
-        joined = JoinedHold([lease.hold for lease in leases])
-        ids = [block for of_lease, _ in zip(block_ids, joined.leases, strict=False) for block in of_lease]
-        blocks = self._copies.blocks(cache, ids, array=None, chunks=joined.chunks, is_load=True)
-        return self._load_starter.begin(joined, 0, blocks)
+        first = leases[0].hold
+        held = tuple(
+            takewhile(lambda hold: hold.chunks and hold.session is first.session, (one.hold for one in leases))
+        )
+        rows = LeasedRows.joined([hold.rows for hold in held or [first]])
+        ids = [block for of_lease, _ in zip(block_ids, held, strict=False) for block in of_lease]
+        blocks = self._copies.blocks(cache, ids, None, chunks=len(rows), is_load=True)
+        return self._load_starter.begin(held or (first,), 0, [rows], [blocks])
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases, after their running loads. What is released last counts as used last. Idempotent; never raises."""
@@ -173,9 +119,8 @@ class SeparateChunks:
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
             check_keys(chain, self._namespace)
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)
-            blocks = self._copies.blocks(cache, ids, array=None, chunks=len(chain), is_load=False)
-            run = RunPlan(0, range(len(chain)), blocks)
-            planned.append(SavePlan(chain, retention_columns, [run], end_chunk=len(chain)))
+            blocks = self._copies.blocks(cache, ids, None, chunks=len(chain), is_load=False)
+            planned.append(self._save_starter.plan(chain, retention_columns, [range(len(chain))], [blocks]))
         return self._save_starter.begin_each(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from kvpool.errors import KVPoolError
 from kvpool_client.copying.leased_memory import LeasedMemory
-from kvpool_client.lease import Lease
 from kvpool_client.pool import Pool
-from kvpool_client.save import Save
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.save import Save
 from kvpool_sparse.key_source import KeySource
 from kvpool_sparse.pages import Page
 
@@ -198,11 +198,11 @@ class Offload:
 
 def _has_the_same(old: SharedLease, lease: Lease) -> bool:
     """Whether a lease has the chunks of an older one where that has them."""
-    held, hold, count = old.memory.lease, lease.hold, old.chunks
+    held, rows, count = old.memory.lease.rows, lease.hold.rows, old.chunks
     return (
-        held.session is hold.session
-        and np.array_equal(held.offsets[:count], hold.offsets[:count])
-        and np.array_equal(held.generations[:count], hold.generations[:count])
+        old.memory.lease.session is lease.hold.session
+        and np.array_equal(held.offsets[:count], rows.offsets[:count])
+        and np.array_equal(held.generations[:count], rows.generations[:count])
     )
 
 

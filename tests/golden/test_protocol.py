@@ -13,7 +13,7 @@ from kvpool.router_events import columns as event_columns
 from kvpool.router_events.columns import pack_events
 from kvpool.server.service import VERBS
 from kvpool.types import Cause, Event, EventKind, RetainState, SaveState
-from kvpool_client.results import RetainResult, SaveResult, save_state_of
+from kvpool_client.verbs.results import RetainResult, SaveResult, save_state_of
 from tests.golden import wire
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"

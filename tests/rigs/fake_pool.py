@@ -85,7 +85,7 @@ class FakeLoad:
         self._cache = cache
         self._ids = ids
         self._first_chunk = first_chunk
-        self.chunks_so_far = lease.chunks
+        self.chunks = self.chunks_so_far = lease.chunks
         self.copied: set[int] = set()
         self.reason = "complete"
 

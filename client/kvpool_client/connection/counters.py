@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvpool.protocol import usage
 from kvpool.types import CLIENT_DECLINES, LEVELS, Level, LoadReason
-from kvpool_client.results import LoadResult, SaveResult
+from kvpool_client.verbs.results import LoadResult, SaveResult
 
 _DRAM = int(Level.DRAM)
 _DECLINES = {state.reason: usage.DECLINED_CHUNKS + index for index, state in enumerate(CLIENT_DECLINES)}

@@ -27,10 +27,10 @@ from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
-from kvpool_client.results import Hit
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from kvpool_client.verbs.results import Hit
 
 # Questions of one frame, which is answered when all of them are: the first of a burst need not wait for the last (guess).
 FRAME_QUESTIONS = 64

@@ -9,7 +9,7 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.records.messages import COMMIT_BYTES_MAX
 from kvpool.types import PEER, TOKEN_BYTES
 from kvpool_client.connection.session import Session
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 
 
 def name_tokens(session: Session | None, hit: Hit, levels: bytes) -> None:

@@ -42,9 +42,9 @@ from kvpool_client.copying.summarized_save import (
     begin_summaries,
 )
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import LeaseHold
-from kvpool_client.load import LoadRun
-from kvpool_client.save import SaveRun
+from kvpool_client.verbs.leased_rows import LeasedRows
+from kvpool_client.verbs.load import LoadRun
+from kvpool_client.verbs.save import SaveRun
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +101,14 @@ class Copies:
         self._tiers: weakref.WeakKeyDictionary[Session, TierMemory] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._runs: weakref.WeakSet[DeviceLoad | DeviceSave] = weakref.WeakSet()  # guarded by _lock
 
-    def of_group(self, index: int) -> "Copies":
-        """The copying side of one group's chunks: with this one's threads and memory."""
-        copies = copy(self)
-        copies._layout = self._layout.of_group(index)
-        copies._take_part(copies._layout, self._shares[index])
-        return copies
+    def by_group(self) -> "list[Copies]":
+        """The copying side of each group's chunks: with this one's threads and memory."""
+        found = []
+        for layout, share in zip(self._layout.group_layouts, self._shares, strict=True):
+            found.append(copy(self))
+            found[-1]._layout = layout
+            found[-1]._take_part(layout, share)
+        return found
 
     def _take_part(self, layout: Layout, share: Share) -> None:
         self._share = share
@@ -124,7 +126,7 @@ class Copies:
         return self._share.is_whole(self._layout)
 
     def blocks(
-        self, cache: Cache | None, block_ids: object, *, array: object, chunks: int, is_load: bool
+        self, cache: Cache | None, block_ids: object, array: object, *, chunks: int, is_load: bool
     ) -> EngineBlocks:
         """The engine memory of `chunks` chunks. Raises InvalidArgument."""
         if self._layout.rank is None:
@@ -146,31 +148,28 @@ class Copies:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
-    def load(self, session: Session, lease: LeaseHold, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
-        """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not
-        there."""
+    def load(self, session: Session, rows: LeasedRows, blocks: EngineBlocks) -> LoadRun | None:
+        """Start a load of leased chunks. None where they are in memory that is not there."""
         try:
-            columns = (lease.offsets, lease.slots, lease.generations)
-            chunks = ArenaChunks(session.arena, session.index, *(column[first_chunk:] for column in columns))
+            chunks = ArenaChunks(session.arena, session.index, rows.offsets, rows.slots, rows.generations)
             if blocks.side is None:
-                return self._checked_load(session, chunks, blocks.view, blocks.block_ids, share=self._share)
-            copies = self._tier_of(session).copies_of(session, lease, first_chunk, blocks.side.device)
+                return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
+            copies = self._tier_of(session).copies_of(session, rows, self._layout.stored_bytes, blocks.side.device)
             return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
 
-    def check(self, session: Session, lease: LeaseHold, first_chunk: int) -> LoadRun | None:
-        """Start to compare the KV of a lease's chunks from `first_chunk` on with its checksums, where it lies. None
-        as for `load`."""
+    def check(self, session: Session, rows: LeasedRows) -> LoadRun | None:
+        """Start to compare the KV of leased chunks with its checksums, where it lies. None as for `load`. REQUIRES: no
+        share."""
         layout = self._layout
-        columns = (lease.offsets, lease.slots, lease.generations)
-        chunks = ArenaChunks(session.arena, session.index, *(column[first_chunk:] for column in columns))
+        chunks = ArenaChunks(session.arena, session.index, rows.offsets, rows.slots, rows.generations)
         try:
             # Of an array without rows: no block is written.
             view, _ = contiguous_view(np.empty((0, layout.chunk_bytes), np.uint8), layout, is_target=True)
             ids = np.full(len(chunks), SKIP_BLOCK)
-            return self._checked_load(session, chunks, view, ids, share=Share.whole(layout))
+            return self._checked_load(session, chunks, view, ids)
         except ValueError as error:
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
@@ -181,13 +180,9 @@ class Copies:
         chunks: ArenaChunks,
         view: kvpool_native.CacheView,
         block_ids: npt.NDArray[np.int64],
-        *,
-        share: Share,
     ) -> kvpool_native.LoadJob:
         """A native load, which compares every extent of the share with its checksum and writes the blocks that are not
         skipped. Raises ValueError."""
-        numbers = share.extents(self._layout)
-        some = b"" if share.is_whole(self._layout) else np.array(numbers, "<u4").tobytes()
         return self._threads.load(
             view,
             chunks.arena,
@@ -196,10 +191,10 @@ class Copies:
             chunks.slots.tobytes(),
             chunks.generations.tobytes(),
             block_ids.tobytes(),
-            len(numbers),
+            self._own.kv_extents,
             self._layout.payload_bytes,
             session.welcome.verify != "cold",
-            numbers=some,
+            numbers=self._extents_of_part,
             extent_bytes=self._layout.extent_bytes,
         )
 
@@ -220,7 +215,7 @@ class Copies:
         nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
         check = None
         if len(checked):
-            job = self._checked_load(session, chunks.of(checked), blocks.view, nothing, share=self._share)
+            job = self._checked_load(session, chunks.of(checked), blocks.view, nothing)
             check = ArenaCheck(job, checked)
         return self._ran(DeviceLoad(device_blocks, sources, check, extents, block_ids=blocks.block_ids))
 

@@ -24,9 +24,9 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import as_index
 from kvpool_client.connection.link import Link
-from kvpool_client.lease import LeaseHold
-from kvpool_client.load import Load
-from kvpool_client.results import LoadResult
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import LoadResult
 
 Addresses = npt.NDArray[np.uint64]
 # In the number of layers that have landed: no more of the chunk come.
@@ -52,8 +52,9 @@ class LeasedMemory:
         self._link = link
         self._pid = os.getpid()
         self._begin_check = begin_check
-        self._offsets, self._slots = lease.offsets[: self.chunks], lease.slots[: self.chunks]
-        self._generations = lease.generations[: self.chunks]
+        rows = lease.rows
+        self._offsets, self._slots = rows.offsets[: self.chunks], rows.slots[: self.chunks]
+        self._generations = rows.generations[: self.chunks]
         self._is_closed = True
         if session is None or not self.chunks:
             return

@@ -20,7 +20,7 @@ import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
-from kvpool_client.save import SaveRun
+from kvpool_client.verbs.save import SaveRun
 
 # Where saves are by copy, summaries are built here: uint8 [chunk][bytes of its summary extents].
 SummaryBytes = npt.NDArray[np.uint8]

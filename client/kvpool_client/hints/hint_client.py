@@ -15,7 +15,6 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.promise_line import PromiseLine
 from kvpool_client.connection.session import Session
-from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.hints.envelope import (
     ACCEPTED,
     CLIPPED,
@@ -28,8 +27,9 @@ from kvpool_client.hints.envelope import (
     Outcome,
 )
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import AnnounceResult, RetainResult
 from kvpool_client.retention import RetentionColumns, plan_retention
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.results import AnnounceResult, RetainResult
 
 _AWAY = "the daemon is away"
 _LATE = "the daemon did not answer in time"
@@ -45,9 +45,8 @@ class HintClient:
         counters: Counters,
         timeout_s: float,
         *,
-        finder: GroupFinder | None = None,
+        finder: Finder,
     ) -> None:
-        """`finder`: of a layout with groups."""
         self.line: PromiseLine | None = None  # over which chunks are leased, where it is not the Pool's own connection
         self._finder = finder
         self._layout = layout
@@ -98,8 +97,8 @@ class HintClient:
     def announce(
         self, keys: KeyChain, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> AnnounceResult:
-        """Announce that the chunks before `end_chunk` will be requested soon; with groups, what the hit before it needs that
-        this node has."""
+        """Announce that the chunks before `end_chunk` will be requested soon; with windows and states, what the hit before it
+        needs that this node has."""
         named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
         asked = min(named, self._chunks_max)
         session = self._link.session
@@ -172,12 +171,9 @@ class HintClient:
         return span.start // size, end
 
     def _announcement(self, session: Session, keys: KeyChain, chunks: int) -> m.Announce | None:
-        if self._finder is None:
-            return m.Announce(keys.leading(chunks).packed, chunks)
-        hit = self._finder.find(session, keys, chunks, is_here=True)
-        if not hit.chunks:
-            return None
-        return m.Announce(self._finder.keys_of(keys, hit.chunks), hit.chunks)
+        if self._finder.has_windows:
+            chunks = self._finder.find(session, keys, chunks, is_here=True).chunks
+        return m.Announce(self._finder.keys_of(keys, chunks), chunks) if chunks else None
 
     def _ask(self, request: m.Retain | m.Demote, count: int, deadline: Deadline) -> bytes:
         absent = bytes([RetainState.ABSENT]) * count

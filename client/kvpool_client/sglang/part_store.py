@@ -20,13 +20,13 @@ from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
-from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages
 from kvpool_client.sglang.page_retention import hints_of, page_retention
 from kvpool_client.sglang.settings import Settings
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.results import Hit
+from kvpool_client.verbs.save import Save
 
 # Pages leased in one request, and loaded in one job; the next ones are leased while these are copied.
 LOADS_AT_ONCE = 64

@@ -13,8 +13,8 @@ import torch
 from torch.utils.hooks import RemovableHandle as Handle
 
 from kvpool.errors import InvalidArgument
-from kvpool_client.save import Save
 from kvpool_client.torch.restored import PrefixShortened, Restored, check_batch
+from kvpool_client.verbs.save import Save
 
 Hook = Callable[..., None]
 

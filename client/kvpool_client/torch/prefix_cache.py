@@ -21,9 +21,9 @@ from kvpool_client.arguments import check_no_groups
 from kvpool_client.copying.cache import as_ids
 from kvpool_client.key_chain import Extra, as_tokens
 from kvpool_client.pool import Pool
-from kvpool_client.save import Save, publish_each
 from kvpool_client.torch.hooks import announced, gated
 from kvpool_client.torch.restored import PrefixShortened, Restored, prefill_batch
+from kvpool_client.verbs.save import Save, publish_each
 
 Integers = Sequence[int] | torch.Tensor | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import as_index
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Restored:
         if self._is_settled or self._load is None:
             as_index("layer", layer, self.layers - 1)
         else:
-            if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
+            if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.chunks:
                 self._waited.add(layer)
                 return True
             self.finish_load()

@@ -163,7 +163,7 @@ def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: D
     with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2, 3, 4, 5]))) as lease:
         assert lease.chunks == 6
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[3]) + 77] ^= 0x10
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[3]) + 77] ^= 0x10
     run = _run(*arguments)
     assert run.returncode == 0, run.stderr
     (row,) = _rows(run)
@@ -188,7 +188,7 @@ def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
     assert _run(*arguments).returncode == 0
     with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2]))) as lease:
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[2]) + 77] ^= 0x10
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2]) + 77] ^= 0x10
         key = _keys(pool, [0, 1, 2])[2].hex()
     run = _run(*arguments)
     assert run.returncode == 1

@@ -11,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import LayoutMismatch
 from kvpool_client.connection.session import Session
-from kvpool_client.save import Save
+from kvpool_client.verbs.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 
@@ -359,7 +359,7 @@ def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     """Flip a bit of a stored chunk."""
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
 
 
 WIDE = kv.Layout(layers=2, kv_heads=2, head_dim=4096, dtype="uint8", chunk_tokens=CHUNK)

@@ -50,17 +50,16 @@ class GroupEngine:
             for group, rank in enumerate(self.ranks)
         ]
 
-    def lease(self, keys: kv.KeyChain) -> kv.GroupLease:
+    def lease(self, keys: kv.KeyChain) -> kv.Lease:
         lease = self.pool.acquire(self.pool.lookup(keys))
-        assert isinstance(lease, kv.GroupLease)
         assert lease.chunks == CHUNKS
         return lease
 
-    def load(self, lease: kv.GroupLease) -> kv.LoadResult:
+    def load(self, lease: kv.Lease) -> kv.LoadResult:
         ids = [IDS[: len(chunks)].reshape(-1) for chunks in lease.ranges]
-        return self.pool.groups.load(lease, self.caches, ids).wait()
+        return self.pool.load(lease, self.caches, ids).wait()
 
-    def assert_loads(self, keys: kv.KeyChain, lease: kv.GroupLease) -> None:
+    def assert_loads(self, keys: kv.KeyChain, lease: kv.Lease) -> None:
         for rank in self.ranks:
             for array in rank.host.arrays:
                 array[...] = 0
@@ -84,12 +83,12 @@ def _copied(daemon: DeviceDaemon, engine: GroupEngine, seed: int) -> kv.KeyChain
     return keys
 
 
-def _corrupt(lease: kv.GroupLease) -> None:
+def _corrupt(lease: kv.Lease) -> None:
     """Flip a bit of every leased chunk in DRAM; the second time they are as they were."""
     assert lease.hold.session is not None
     arena = lease.hold.session.arena.view()
     for group in range(2):
-        for offset in lease.hold.rows_of(group).offsets:
+        for offset in lease.hold.rows_from(0)[group].offsets:
             arena[int(offset)] ^= 1
 
 

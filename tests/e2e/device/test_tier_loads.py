@@ -110,7 +110,7 @@ def _copied(daemon: DeviceDaemon, engine: TierEngine, seed: int) -> kv.KeyChain:
 def _corrupt(lease: kv.Lease, chunk: int, offset: int = LAST_LAYER) -> None:
     """Flip a bit of a chunk in DRAM."""
     assert lease.hold.session is not None
-    lease.hold.session.arena.view()[int(lease.hold.offsets[chunk]) + offset] ^= 1
+    lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + offset] ^= 1
 
 
 def test_chunks_with_copies_are_loaded_from_them_alone(daemon: DeviceDaemon, engine: TierEngine) -> None:

@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worke
     cold = first.answer()
     with first.pool.acquire(first.pool.lookup(first.pool.keys(PROMPT))) as lease:
         assert lease.hold.session is not None
-        place = int(lease.hold.offsets[chunk]) + layer * first.layout.layer_bytes + 5
+        place = int(lease.hold.rows.offsets[chunk]) + layer * first.layout.layer_bytes + 5
         lease.hold.session.arena.view()[place] ^= 16
     warm = second.answer()
     assert warm.reused_tokens == chunk * CHUNK

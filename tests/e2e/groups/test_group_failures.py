@@ -37,7 +37,7 @@ def flush(daemon: Daemon) -> None:
 
 def flip(lease: kv.Lease, row: int, byte: int) -> None:
     assert lease.hold.session is not None
-    lease.hold.session.arena.view()[int(lease.hold.offsets[row]) + byte] ^= 1
+    lease.hold.session.arena.view()[int(lease.hold.rows.offsets[row]) + byte] ^= 1
 
 
 def test_what_was_evicted_between_lookup_and_acquire_shortens_the_lease(daemon: Daemon) -> None:
@@ -63,13 +63,14 @@ def test_a_flipped_bit_in_one_group_ends_the_load_and_drops_that_chunk(daemon: D
         keys = pool.keys(tokens_of(2, 10 * CHUNK + 1))
         store(pool, keys, [4, 10])
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert isinstance(lease, kv.GroupLease)
             row = sum(len(before) for before in lease.ranges[:group])
             flip(lease, row + len(lease.ranges[group]) - 1, 5)
             result, _ = load(pool, lease)
-            assert result == kv.LoadResult(0, 0, "checksum")
+            assert (result.chunks, result.tokens, result.reason) == (0, 0, "checksum")
+            ends = [(9, "checksum") if number == group else (10, "complete") for number in range(3)]
+            assert [(each.chunks, each.reason) for each in result.groups] == ends
         assert_served(pool, keys, 4)  # the boundary before
-        assert pool.lookup(keys).full_chunks == (9 if group == FULL else 10)  # type: ignore[attr-defined]  # a GroupHit
+        assert pool.lookup(keys).full_chunks == (9 if group == FULL else 10)
         assert daemon.stats()["checksum_failures"] == 1
         again = store(pool, keys, [4, 10])
         assert (again.stored, again.declined) == (1, 0)
@@ -140,7 +141,7 @@ def test_an_aborted_save_stores_nothing_of_any_group(daemon: Daemon) -> None:
         with begin_store(pool, keys) as save:
             save.layer(0, WINDOW)
         assert save.commit().stored == 0
-        assert pool.lookup(keys).full_chunks == 0  # type: ignore[attr-defined]  # a GroupHit
+        assert pool.lookup(keys).full_chunks == 0
         wait_until(lambda: daemon.stats()["reservations"] == 0, "what it has reserved is free")
         store(pool, keys)
         assert_served(pool, keys, 8)
@@ -154,7 +155,8 @@ def test_a_restart_without_disk_is_a_miss_and_leases_end(daemon: Daemon) -> None
         daemon.kill()
         daemon.start()
         wait_until(lambda: pool.connected, "the pool is connected again")
-        assert load(pool, lease)[0] == kv.LoadResult(0, 0, "disconnected")
+        result, _ = load(pool, lease)
+        assert (result.chunks, [each.reason for each in (result, *result.groups)]) == (0, ["disconnected"] * 4)
         assert pool.lookup(keys).chunks == 0
         store(pool, keys)
         assert_served(pool, keys, 5)
@@ -215,7 +217,7 @@ def test_random_faults_never_bring_other_bytes(daemon: Daemon, seed: int, steps:
                 hit = pool.lookup(keys)
                 with pool.acquire(hit) as lease:
                     if is_flipped := lease.chunks and chance.random() < 0.3:
-                        flip(lease, chance.randrange(len(lease.hold.offsets)), 3)
+                        flip(lease, chance.randrange(len(lease.hold.rows.offsets)), 3)
                     result, _ = load(pool, lease)
                     assert result.chunks == (0 if is_flipped else lease.chunks)
                     assert lease.chunks == hit.chunks
@@ -231,7 +233,7 @@ def test_a_full_check_names_the_group_and_layer_of_wrong_bytes(daemon: Daemon) -
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
             window = pool.layout.of_group(WINDOW)
-            first_of_window = len(lease.ranges[FULL])  # type: ignore[attr-defined]  # a GroupLease
+            first_of_window = len(lease.ranges[FULL])
             flip(lease, first_of_window, 4 * window.layer_bytes)
         assert any("bad checksum in window 59 group, layer 4" in line for line in daemon.problems(deep=True))
 

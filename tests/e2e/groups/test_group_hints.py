@@ -140,7 +140,7 @@ def test_an_announcement_is_renewed_and_extended(emptied: Daemon) -> None:
         assert announcements(emptied)[0] == 1
         assert pool.announce(keys).announced == 8
         assert announcements(emptied)[0] == 1
-        with pool.acquire(pool.groups.lookup(keys, 3)) as lease:
+        with pool.acquire(pool.lookup(keys, chunks_max=3)) as lease:
             assert lease.chunks == 3
             assert announcements(emptied)[0] == 1, "more is announced than was used"
         assert_served(pool, keys, 8)
@@ -168,7 +168,7 @@ def test_groups_of_any_order_are_announced_and_used(emptied: Daemon, order: tupl
         # Without a full group nothing names a boundary that is further back than the first group reaches.
         assert announcements(emptied)[0] == (1 if FULL in order else 2)
         for chunks in (3, 8):
-            with pool.acquire(pool.groups.lookup(keys, chunks)) as lease:
+            with pool.acquire(pool.lookup(keys, chunks_max=chunks)) as lease:
                 assert load(pool, lease)[0].reason == "complete"
         assert announcements(emptied) == (0, 0)
     assert emptied.problems() == []

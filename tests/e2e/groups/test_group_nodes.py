@@ -9,7 +9,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-from kvpool_client.connection.store_search import ELSEWHERE_MAX
+from kvpool_client.verbs.store_search import ELSEWHERE_MAX
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, load, store
@@ -98,7 +98,7 @@ def test_a_bad_chunk_on_another_node_leaves_the_boundary_before_it(pair: tuple[D
         wait_known(pool, keys, 10)
         with there.acquire(there.lookup(keys)) as lease:  # the last row is the state's
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[-1]) + 7] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[-1]) + 7] ^= 1
 
         def is_shorter() -> bool:
             with pool.acquire(pool.lookup(keys)) as lease:

@@ -17,8 +17,8 @@ from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
 from kvpool_client.connection.counters import Counters
-from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
-from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
 from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
@@ -32,6 +32,7 @@ from tests.rigs.groups.hybrid import (
     load,
     payloads,
     store,
+    whole_result,
 )
 from tests.rigs.payload import chunk_bytes_of, paged_layers, read_chunk, tokens_of, write_chunk
 
@@ -72,8 +73,8 @@ def test_windows_and_states_are_stored_at_boundaries_alone(
 ) -> None:
     with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 10 * CHUNK + tail))
-        assert pool.groups.chunks_to_save(keys, 0, None, boundaries) == (
-            tuple(range(10)),
+        assert pool.chunks_to_save(keys, 0, None, boundaries) == (
+            range(10),
             tuple(windows),
             tuple(states),
         )
@@ -99,13 +100,12 @@ def test_the_boundaries_of_the_documentation_serve_the_first_prompt_too(grouped:
         for _ in range(2):
             keys = pool.keys(tokens_of(2, tokens))
             hit = pool.lookup(keys)
-            assert isinstance(hit, kv.GroupHit)
             found = hit.full_chunks
             result = store(pool, keys, [found, len(keys)])
             assert (result.declined, result.reasons) == (0, {})
         assert len(keys) == found == tokens // CHUNK
         assert pool.lookup(keys).chunks == len(keys)
-        assert pool.groups.chunks_to_save(keys, boundaries=[0]) == (tuple(range(len(keys))), (), ())
+        assert pool.chunks_to_save(keys, boundaries=[0]) == (range(len(keys)), (), ())
 
 
 def test_a_long_prompt_stores_a_fraction_of_all_layers_of_all_chunks(grouped: Grouped) -> None:
@@ -130,11 +130,11 @@ def test_chunks_of_each_group_can_be_chosen(grouped: Grouped) -> None:
     with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         for chosen in ([(0, 1, 2), (1, 2), ()], [(3, 4, 5), (4, 5), (5,)]):
-            result = pool.groups.save(keys, chosen=chosen, from_=payloads(keys, HYBRID, chosen)).commit()
+            result = pool.save(keys, chosen=chosen, from_=payloads(keys, HYBRID, chosen)).commit()
             assert [entry.stored for entry in result.groups] == [len(chunks) for chunks in chosen]
         assert pool.lookup(keys).chunks == 6
-        assert pool.groups.lookup(keys, 5).chunks == 0, "no state was stored before"
-        assert pool.groups.lookup(keys, 5).full_chunks == 5
+        assert pool.lookup(keys, chunks_max=5).chunks == 0, "no state was stored before"
+        assert pool.lookup(keys, chunks_max=5).full_chunks == 5
         assert_served(pool, keys, 6)
 
 
@@ -155,11 +155,11 @@ def test_chosen_chunks_that_do_not_fit_are_refused_by_group(grouped: Grouped, ch
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         arrays = payloads(keys, HYBRID, [(), (), ()])
         with pytest.raises(kv.InvalidArgument, match=message):
-            pool.groups.save(keys, chosen=chosen, from_=arrays)
+            pool.save(keys, chosen=chosen, from_=arrays)
         with pytest.raises(kv.InvalidArgument, match="without first_chunk"):
-            pool.groups.save(keys, chosen=[(), (), ()], first_chunk=1, from_=arrays)
+            pool.save(keys, chosen=[(), (), ()], first_chunk=1, from_=arrays)
         with pytest.raises(kv.InvalidArgument, match="chunks_max"):
-            pool.groups.lookup(keys, 7)
+            pool.lookup(keys, chunks_max=7)
 
 
 def test_a_junction_of_two_prompts_is_stored_by_who_computes_past_it(grouped: Grouped) -> None:
@@ -168,7 +168,6 @@ def test_a_junction_of_two_prompts_is_stored_by_who_computes_past_it(grouped: Gr
         store(pool, pool.keys(np.concatenate([shared, tokens_of(3, 4 * CHUNK + 1)])))
         keys = pool.keys(np.concatenate([shared, rest]))
         hit = pool.lookup(keys)
-        assert isinstance(hit, kv.GroupHit)
         assert (hit.chunks, hit.full_chunks) == (0, 6)
         result = store(pool, keys, [hit.full_chunks, len(keys)])
         assert result.groups[FULL].present == 6
@@ -181,7 +180,7 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
     """The engine's blocks of each group have tables of their own; a state has one block a chunk."""
     with daemon.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
-        named = pool.groups.chunks_to_save(keys)
+        named = pool.chunks_to_save(keys)
         rows = payloads(keys, HYBRID, named)
         full, window, state = HYBRID.group_layouts
         memory: list[list[Any]] = [
@@ -201,7 +200,7 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
                 write_chunk(arrays, form, tables[group][at * per_chunk : (at + 1) * per_chunk], layout, row)
         for layer, array in enumerate(memory[STATE]):
             array[5] = rows[STATE][0].reshape(state.layers, -1)[layer]
-        with pool.groups.save(keys, caches, tables) as save:
+        with pool.save(keys, caches, tables) as save:
             save.layer(cast(int, np.int64(3)), cast(int, np.int64(WINDOW)))
             save.layer(1, FULL)
             save.layer(0, STATE)
@@ -216,9 +215,9 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
                 array[...] = 0
         tables = [list(range(24)), [8, 9, -1, 11], [2]]
         with pool.acquire(pool.lookup(keys)) as lease:
-            loaded = pool.groups.load(lease, caches, tables)
-            assert all(loaded.wait_layer(WINDOW, layer) for layer in range(window.layers))
-            assert loaded.wait() == kv.LoadResult(6, 6 * CHUNK, "complete")
+            loaded = pool.load(lease, caches, tables)
+            assert all(loaded.wait_layer(layer, group=WINDOW) for layer in range(window.layers))
+            assert loaded.wait() == whole_result(HYBRID, 6)
             assert loaded.done()
         assert np.array_equal(read_chunk(memory[FULL], "block_first", [20, 21, 22, 23], full), rows[FULL][5])
         assert np.array_equal(read_chunk(memory[WINDOW], "kv_first", [8, 9], window), rows[WINDOW][0])
@@ -238,23 +237,22 @@ def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(grouped: Gro
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert isinstance(lease, kv.GroupLease)
             assert lease.ranges == (range(6), range(4, 6), range(5, 6))
             assert lease.tiers.tolist() == [kv.Level.DRAM] * 6
             assert lease.cost_s > 0
             parts = zip((1, 2, 1), HYBRID.group_layouts, strict=True)
             into = [np.zeros((count, part.chunk_bytes), np.uint8) for count, part in parts]
-            assert pool.groups.load(lease, into=into, first_chunk=5).wait().chunks == 6
+            assert pool.load(lease, into=into, first_chunk=5).wait().chunks == 6
             for found, right in zip(into, payloads(keys, HYBRID, [[5], [4, 5], [5]]), strict=True):
                 assert np.array_equal(found, right)
             nothing_full = [into[FULL][:0], *into[1:]]
-            load = pool.groups.load(lease, into=nothing_full, first_chunk=6)
+            load = pool.load(lease, into=nothing_full, first_chunk=6)
             layers = [(group, layer) for group, part in enumerate(HYBRID.group_layouts) for layer in range(part.layers)]
-            assert all(load.wait_layer(group, layer) for group, layer in layers)
+            assert all(load.wait_layer(layer, group=group) for group, layer in layers)
             assert load.wait().reason == "complete"
             for group, layer, message in ((-1, 0, "group is -1"), (3, 0, "group is 3"), (FULL, 99, "layer is 99")):
                 with pytest.raises(kv.InvalidArgument, match=message):
-                    load.wait_layer(group, layer)
+                    load.wait_layer(layer, group=group)
 
 
 def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -> None:
@@ -262,20 +260,18 @@ def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert isinstance(lease, kv.GroupLease)
             with pytest.raises(
                 kv.InvalidArgument, match=r"lease is of .*'model-.* at .*, expected one of .*'another' at "
             ):
                 load(other, lease)
-            for part in (lease.hold.rows_of(FULL), None):
-                with pytest.raises(kv.InvalidArgument, match=r"lease is (GroupRows|NoneType), expected what acquire"):
-                    pool.groups.load(part, into=[])  # type: ignore[arg-type]  # the mistake
+            with pytest.raises(kv.InvalidArgument, match="lease is NoneType, expected what acquire"):
+                pool.load(None, into=[])  # type: ignore[arg-type]  # the mistake
         assert_served(pool, keys, 6)
 
 
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
-    finder = GroupFinder(layout, link_away(), Counters(), 1.0)
+    finder = Finder(layout, link_away(), Counters(), timeout_s=1.0)
     assert finder.chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder.chunks_max + 1) * 8 + 8 * (4 + 1)
 
 
@@ -313,8 +309,8 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
     holds: int, chunks: int, grouped: Grouped, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole prompt needs 1128; fewer are given here, so that one needs no more than a small daemon has room for."""
-    for module in ("lease_bound", "lookups"):
-        monkeypatch.setattr(f"kvpool_client.grouped.{module}.HOLDS_MAX", holds)
+    for module in ("lease_bound", "finder"):
+        monkeypatch.setattr(f"kvpool_client.verbs.{module}.HOLDS_MAX", holds)
     tokens = tokens_of(1, 150 * 16 + 1)
     with grouped.connect(MANY_RANKS) as scheduler:
         warnings = [record.getMessage() for record in caplog.records if "hits end" in record.getMessage()]
@@ -325,14 +321,12 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
         keys = scheduler.keys(tokens)
         workers = [grouped.connect(replace(MANY_RANKS, rank=rank)) for rank in range(8)]
         for worker in workers:
-            named = worker.groups.chunks_to_save(worker.keys(tokens))
-            assert named == (tuple(range(150)), tuple(range(10 if chunks == 150 else 0, 150))), (
-                "the hit's end is a boundary"
-            )
+            named = worker.chunks_to_save(worker.keys(tokens))
+            assert named == (range(150), tuple(range(10 if chunks == 150 else 0, 150))), "the hit's end is a boundary"
             assert store(worker, worker.keys(tokens)).declined == 0
         hit = scheduler.lookup(keys)
         assert (hit.chunks, hit.tokens) == (chunks, chunks * 16)
-        assert scheduler.groups.lookup(keys, 150).chunks == chunks == min(150, scheduler.groups.chunks_max)
+        assert scheduler.lookup(keys, chunks_max=150).chunks == chunks == min(150, scheduler.chunks_max)
         announced = scheduler.announce(keys)
         assert (announced.announced, announced.clipped) == (chunks, 0)
         lease = scheduler.acquire(hit)
@@ -342,8 +336,7 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
         for worker in workers:
             with worker.claim(ticket) as claimed:
                 result, found = load(worker, claimed)
-                assert result == kv.LoadResult(chunks, chunks * 16, "complete")
-                assert isinstance(claimed, kv.GroupLease)
+                assert result == whole_result(MANY_RANKS, chunks)
                 for here, right in zip(
                     found, payloads(worker.keys(tokens), worker.layout, claimed.ranges), strict=True
                 ):
@@ -368,27 +361,27 @@ def test_the_longest_hit_is_that_whose_holds_one_lease_has(
 ) -> None:
     layout = windowed(window, chunk_tokens, ranks)
     assert chunks_held(layout, ranks) == chunks
-    finder = GroupFinder(layout, link_away(), Counters(), 1.0)
+    finder = Finder(layout, link_away(), Counters(), timeout_s=1.0)
     assert finder.chunks_max == min(chunks, chunks_named(layout, ranks))
     assert (finder.chunks_max == chunks) == (chunks < m.KEYS_MAX)
 
 
 def test_a_scheduler_warns_where_leases_end_hits(caplog: pytest.LogCaptureFixture) -> None:
     layout = windowed(8192, 16, 8)
-    assert GroupFinder(layout, link_away(), Counters(), 1.0).chunks_max == 511
+    assert Finder(layout, link_away(), Counters(), timeout_s=1.0).chunks_max == 511
     assert "hits end at 8176 tokens (511 chunks of 16): a lease has 4096 holds" in caplog.text
     caplog.clear()
-    assert GroupFinder(windowed(8192, 64, 8), link_away(), Counters(), 1.0).chunks_max > 2000
+    assert Finder(windowed(8192, 64, 8), link_away(), Counters(), timeout_s=1.0).chunks_max > 2000
     assert not caplog.messages
 
 
 def test_the_boundary_of_the_longest_lease_is_saved(grouped: Grouped, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = replace(windowed(8192, 16, 2), rank=0)
     for holds, windows in ((HOLDS_MAX, range(1100 - 512, 1100)), (1024, (*range(511), *range(1100 - 512, 1100)))):
-        monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", holds)
+        monkeypatch.setattr("kvpool_client.verbs.lease_bound.HOLDS_MAX", holds)
         with grouped.connect(layout) as worker:
             keys = worker.keys(tokens_of(1, 1100 * 16 + 1))
-            assert worker.groups.chunks_to_save(keys)[1] == tuple(windows)
+            assert worker.chunks_to_save(keys)[1] == tuple(windows)
 
 
 def test_the_layout_of_a_group_is_no_layout_to_connect_with(grouped: Grouped) -> None:
@@ -410,7 +403,6 @@ def test_a_ticket_hands_all_groups_over_once(grouped: Grouped) -> None:
             assert claimed.chunks == 6
             result, found = load(worker, claimed)
             assert result.chunks == 6
-            assert isinstance(claimed, kv.GroupLease)
             for here, right in zip(found, payloads(keys, HYBRID, claimed.ranges), strict=True):
                 assert np.array_equal(here, right)
         assert worker.claim(ticket).chunks == 0
@@ -435,7 +427,6 @@ def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(grouped: 
             with worker.claim(ticket) as claimed:
                 result, found = load(worker, claimed)
                 assert result.chunks == 5
-                assert isinstance(claimed, kv.GroupLease)
                 for here, right in zip(found, payloads(own, HYBRID, claimed.ranges), strict=True):
                     assert np.array_equal(here, right)
             worker.close()
@@ -483,20 +474,23 @@ def test_why_names_the_group_and_where_windows_are_stored(daemon: Daemon, tmp_pa
 def test_what_does_not_fit_is_refused_by_name(grouped: Grouped) -> None:
     with grouped.connect(HYBRID) as pool, grouped.connect() as plain:
         keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
-        rows = payloads(keys, HYBRID, pool.groups.chunks_to_save(keys))
+        rows = payloads(keys, HYBRID, pool.chunks_to_save(keys))
         for call, message in (
-            (lambda: pool.save(keys, from_=rows[0]), "save is of layouts without groups"),
-            (lambda: plain.groups.save(keys, from_=rows), "layout has no groups"),
-            (lambda: pool.groups.save(keys, from_=rows[:2]), "expected a sequence of 3"),
-            (lambda: pool.groups.save(keys, from_=[rows[0][:3], *rows[1:]]), "3 rows, expected 4"),
-            (lambda: pool.groups.save(keys, from_=rows, boundaries=[5]), "boundaries has 5"),
-            (lambda: pool.groups.save(keys, from_=rows, boundaries=[-1]), "boundaries has -1, expected .* 0..4"),
-            (lambda: pool.groups.save(keys), "either caches and block_ids"),
+            (
+                lambda: pool.save(keys, from_=rows[0]),
+                "the array is a ndarray, expected a sequence with an entry for each of 3 groups",
+            ),
+            (lambda: plain.save(keys, from_=rows), "3 groups, expected 0"),
+            (lambda: pool.save(keys, from_=rows[:2]), "the array is a list of 2, expected a sequence"),
+            (lambda: pool.save(keys, from_=[rows[0][:3], *rows[1:]]), "3 rows, expected 4"),
+            (lambda: pool.save(keys, from_=rows, boundaries=[5]), "boundaries has 5"),
+            (lambda: pool.save(keys, from_=rows, boundaries=[-1]), "boundaries has -1, expected .* 0..4"),
+            (lambda: pool.save(keys), "either cache and block_ids"),
             (lambda: pool.register([], 8, "auto", 3), "group is 3"),
             (lambda: pool.lookup(keys, owner="node-b"), "names no node"),
-            (lambda: plain.groups.load(pool.acquire(pool.lookup(keys)), into=rows), "no groups"),
+            (lambda: plain.load(pool.acquire(pool.lookup(keys)), into=rows), "3 groups, expected 0"),
             (
-                lambda: pool.groups.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows),
+                lambda: pool.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows),
                 "lease is of .* 0 groups, expected 3",
             ),
         ):

@@ -87,7 +87,7 @@ class Nodes:
 
     def use_there(self, keys: kv.KeyChain, boundary: int) -> None:
         """Lease so many chunks of the node that publishes: what is used again is published."""
-        with self.other.acquire(self.other.groups.lookup(keys, boundary)) as lease:
+        with self.other.acquire(self.other.lookup(keys, chunks_max=boundary)) as lease:
             assert lease.chunks == boundary
 
     def counted(self, name: str) -> int:
@@ -141,7 +141,7 @@ def test_a_hit_goes_on_over_what_is_here_and_the_store(nodes: Nodes, boundary: i
 def test_windows_of_the_store_serve_full_chunks_that_are_here(nodes: Nodes) -> None:
     keys = nodes.published(CHUNKS)
     store(nodes.pool, keys, [4])
-    assert nodes.pool.groups.lookup(keys, 4).chunks == 4
+    assert nodes.pool.lookup(keys, chunks_max=4).chunks == 4
     assert_served(nodes.pool, keys, CHUNKS)
     assert nodes.counted("store.pulled_chunks") == WINDOW_CHUNKS + 1
 
@@ -151,7 +151,6 @@ def test_what_is_there_in_part_is_the_hit_of_the_boundary_before(nodes: Nodes, g
     keys = nodes.published(4, CHUNKS)
     object_of(nodes.shared, keys, group, chunk).unlink()
     hit = nodes.pool.lookup(keys)
-    assert isinstance(hit, kv.GroupHit)
     assert (hit.chunks, hit.full_chunks) == (4, 8 if group == FULL else CHUNKS)
     assert_served(nodes.pool, keys, 4)
 
@@ -305,7 +304,6 @@ def test_chunks_that_do_not_fit_the_stores_memory_are_a_miss(shared: SharedDirec
     large = replace(HYBRID, groups=(*HYBRID.groups[:STATE], kv.Group(kind="state", layers=1, state_bytes=2 << 20)))
     with node(shared, **{"store.buffer": "1MiB"}) as (daemon, _), daemon.connect(large, timeout_s=TIMEOUT_S) as pool:
         hit = pool.lookup(prompt(pool))
-        assert isinstance(hit, kv.GroupHit)
         assert (hit.chunks, hit.full_chunks) == (0, CHUNKS)
 
 
@@ -363,7 +361,6 @@ def test_random_prompts_over_two_nodes_and_a_spoiled_store_have_right_bytes(shar
                         assert result.chunks in (0, lease.chunks)
                         if result.reason == "complete":
                             loaded += 1
-                            assert isinstance(lease, kv.GroupLease)
                             for right, here in zip(payloads(keys, HYBRID, lease.ranges), found, strict=True):
                                 assert np.array_equal(right, here)
             elif act < 0.8:

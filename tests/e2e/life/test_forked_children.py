@@ -11,7 +11,7 @@ import os, signal, sys, threading, warnings
 os.environ["KVPOOL_FAILPOINT"] = "client.save.before_commit:2:delay(1s)"
 import numpy as np
 import kvpool_client as kv
-from kvpool_client.save import publish_each
+from kvpool_client.verbs.save import publish_each
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -181,7 +181,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     run.load_from_disk(second)
     with pool.acquire(pool.lookup(second)) as lease:
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[7])] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[7])] ^= 1
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert pool.load(lease, into=into).wait().reason == "checksum"
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")

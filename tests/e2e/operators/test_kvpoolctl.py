@@ -153,7 +153,7 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks (dram: 3), 3 verified by their bytes\n")
         lease = pool.acquire(pool.lookup(keys))
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[1])] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[1])] ^= 1
         bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
         assert bad.exit_code == 1
         assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]

@@ -142,7 +142,7 @@ def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..
         keys = pool.keys(tokens_of(3, 8 * 32))
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[7])] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[7])] ^= 1
             into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
             assert pool.load(lease, into=into).wait().reason == "checksum"
         wait_until(lambda: admin.stats()["index"]["leases"] == 0, "the lease has ended: nobody waits for that")

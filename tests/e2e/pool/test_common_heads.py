@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.save import publish_each
+from kvpool_client.verbs.save import publish_each
 from tests.rigs.daemon import Daemon, wait_connected
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=8, dtype="float32", chunk_tokens=16, head_groups=2)

@@ -133,7 +133,7 @@ def test_a_corrupt_chunk_shortens_the_load(device: kvpool_native.Device, shared:
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
         engine, ids = DeviceKv(LAYOUT, "kv_first", BLOCKS), _ids(6, 4)
         result = pool.load(lease, pool.register(engine.arrays, 16, "kv_first"), ids).wait()
         assert result == kv.LoadResult(2, 64, "checksum")

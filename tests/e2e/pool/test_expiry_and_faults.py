@@ -174,7 +174,7 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk(daemon: Daemon) -> None
         lease = pool.acquire(pool.lookup(keys))
         session = lease.hold.session
         assert session is not None
-        offset = int(lease.hold.offsets[3]) + SMALL.layer_bytes + 7
+        offset = int(lease.hold.rows.offsets[3]) + SMALL.layer_bytes + 7
         session.arena.view()[offset] ^= 4
         into = np.zeros((6, SMALL.chunk_bytes), np.uint8)
         load = pool.load(lease, into=into)

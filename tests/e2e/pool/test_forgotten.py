@@ -22,7 +22,6 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
-from kvpool_client.separate_chunks import JoinedHold
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.groups.hybrid import HYBRID, begin_store
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
@@ -220,16 +219,16 @@ def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callabl
         wait_until(is_free, "the memory is free")
 
 
-def test_leases_of_many_chains_with_one_load_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:
+def test_leases_of_many_chains_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:
     chains = [keys_of(pool, seed, 1) for seed in (1, 2, 3)]
     for keys in chains:
         store(pool, keys)
     leases = pool.separate.acquire(pool.separate.lookup(chains))
-    held: list[object] = [JoinedHold([lease.hold for lease in leases]), *leases]
+    held: list[object] = [*leases]
     del leases
     with pytest.warns(ResourceWarning, match="1 chunks.*never released") as warned:
         let_go(held)
-    assert len(warned) == 3, "one for each that the daemon has, none for what joins them"
+    assert len(warned) == 3
     wait_until(lambda: daemon.stats()["leases"] == 0, "they have ended")
 
 
@@ -243,12 +242,11 @@ def test_a_save_and_a_load_of_a_layout_with_groups_end_alike(daemon: Daemon) -> 
         wait_until(lambda: daemon.stats()["reservations"] == 0, "the saves have ended")
         assert begin_store(pool, keys).commit().declined == 0
         lease = pool.acquire(pool.lookup(keys))
-        assert isinstance(lease, kv.GroupLease)
         into = [
             np.zeros((len(chunks), part.chunk_bytes), np.uint8)
             for chunks, part in zip(lease.ranges, HYBRID.group_layouts, strict=True)
         ]
-        held = [pool.groups.load(lease, into=into), lease]
+        held = [pool.load(lease, into=into), lease]
         del lease
         with pytest.warns(ResourceWarning, match="never released") as warned:
             let_go(held)

@@ -127,7 +127,7 @@ def test_a_layout_with_groups_is_promised_whole_or_as_it_is_a_hit_now(daemon: Da
             assert (lease.chunks, lease.tiers.tobytes()) == (CHUNKS, promise.tiers)
             result, into = hybrid.load(pool, lease)
             assert result.chunks == CHUNKS
-            expected = hybrid.payloads(keys, pool.layout, lease.ranges)  # type: ignore[attr-defined]
+            expected = hybrid.payloads(keys, pool.layout, lease.ranges)
             assert all((one == other).all() for one, other in zip(into, expected, strict=True))
         with daemon.admin() as admin:
             admin.flush(None, None)

@@ -66,7 +66,7 @@ def test_chunks_of_many_leases_are_loaded_by_one_load(shared: Shared) -> None:
         assert engine.rows(7) == _rows_of(chains)
         assert pool._link._leases_in_use == {}
         assert (pool.stats()["loads"], pool.stats()["loaded_chunks"], pool.stats()["lookups"]) == (1, 7, 1)
-        load.lease.release()
+        pool.separate.release(leases)
         assert not any(lease.hold.is_live for lease in leases)
 
 
@@ -87,7 +87,7 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk_of_its_own_lease(shared
         chains = _stored(pool, 3, lengths)
         leases = pool.separate.acquire(pool.separate.lookup(chains))
         assert leases[1].hold.session is not None
-        leases[1].hold.session.arena.view()[int(leases[1].hold.offsets[1]) + 5] ^= 1
+        leases[1].hold.session.arena.view()[int(leases[1].hold.rows.offsets[1]) + 5] ^= 1
         engine = Engine(pool, 5)
         load = pool.separate.load(leases, engine.cache, engine.blocks(lengths))
         assert load.wait() == kv.LoadResult(2, 64, "checksum")

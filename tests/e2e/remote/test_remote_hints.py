@@ -21,7 +21,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.server.health.probe import Probe
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
-from kvpool_client.pending import PendingChunks
+from kvpool_client.verbs.pending import PendingChunks
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.nodes.remote_daemon import NODE, RemoteDaemon
 from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of

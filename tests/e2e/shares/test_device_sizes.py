@@ -138,20 +138,19 @@ def test_ranks_of_a_hybrid_model_load_what_another_size_stored(
     for shares in group_sizes.shares_of(2):
         with group_sizes.connect(module_daemon, shares) as pool:
             keys = group_sizes.keys_of(pool, 30)
-            named = pool.groups.chunks_to_save(keys)
+            named = pool.chunks_to_save(keys)
             ranks, caches = _group_caches(pool)
             for group, (rank, chunks) in enumerate(zip(ranks, named, strict=True)):
                 rank.fill([key_of(keys, group, chunk) for chunk in chunks])
-            result = pool.groups.save(keys, caches, [IDS[: len(chunks)].reshape(-1) for chunks in named]).commit()
+            result = pool.save(keys, caches, [IDS[: len(chunks)].reshape(-1) for chunks in named]).commit()
             assert result.stored + result.part == CHUNKS + len(group_sizes.WINDOWS)
     for shares in group_sizes.shares_of(4):
         with group_sizes.connect(module_daemon, shares) as pool:
             keys = group_sizes.keys_of(pool, 30)
             ranks, caches = _group_caches(pool)
             with pool.acquire(pool.lookup(keys)) as lease:
-                assert isinstance(lease, kv.GroupLease)
                 ids = [IDS[: len(chunks)].reshape(-1) for chunks in lease.ranges]
-                assert pool.groups.load(lease, caches, ids).wait().chunks == CHUNKS
+                assert pool.load(lease, caches, ids).wait().chunks == CHUNKS
                 for group, (rank, leased) in enumerate(zip(ranks, lease.ranges, strict=True)):
                     for place, chunk in enumerate(leased):
                         right = expected_part(key_of(keys, group, chunk), rank.host.layout, rank.share)
@@ -180,7 +179,7 @@ def test_a_flipped_bit_in_its_own_extents_alone_ends_a_ranks_load(
         store(writer, keys)
         lease = pool.acquire(pool.lookup(keys))
         assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.offsets[3]) + extent * LAYOUT.extent_bytes] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[3]) + extent * LAYOUT.extent_bytes] ^= 1
         rank = DeviceRank(LAYOUT, share)
         cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
         result = pool.load(lease, cache, IDS.reshape(-1)).wait()

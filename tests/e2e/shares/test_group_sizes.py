@@ -9,7 +9,7 @@ import pytest
 import kvpool_client as kv
 from tests.e2e.shares.test_joint_saves import ends_of, in_alternate_modes
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, payloads
+from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, payloads, whole_result
 from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import Bytes, tokens_of
 from tests.rigs.shares.rank_memory import RankMemory, expected_part
@@ -57,7 +57,7 @@ def part_rows(keys: kv.KeyChain, shares: Sequence[kv.Share], chosen: Sequence[Se
 
 def begin_part(pool: kv.Pool, seed: int) -> kv.Save:
     keys = keys_of(pool, seed)
-    return pool.groups.save(keys, from_=part_rows(keys, pool.shares, pool.groups.chunks_to_save(keys)))
+    return pool.save(keys, from_=part_rows(keys, pool.shares, pool.chunks_to_save(keys)))
 
 
 def save_part(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> kv.SaveResult:
@@ -69,7 +69,7 @@ def save_part(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> kv.SaveR
 def save_paged(pool: kv.Pool, seed: int) -> kv.SaveResult:
     """Save a rank's part out of paged memory, layer by layer, the last one first."""
     keys = keys_of(pool, seed)
-    named = pool.groups.chunks_to_save(keys)
+    named = pool.chunks_to_save(keys)
     caches, ids = [], []
     for group, (part, share) in enumerate(zip(pool.layout.group_layouts, pool.shares, strict=True)):
         memory = RankMemory(part, share, blocks=2 * CHUNKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
@@ -78,7 +78,7 @@ def save_paged(pool: kv.Pool, seed: int) -> kv.SaveResult:
             memory.fill(of_group[chunk].tolist(), expected_part(key_of(keys, group, chunk), part, share))
         caches.append(pool.register(memory.arrays, block_tokens=BLOCK_TOKENS, form=memory.form, group=group))
         ids.append(of_group[list(named[group])].reshape(-1))
-    save = pool.groups.save(keys, caches, ids)
+    save = pool.save(keys, caches, ids)
     for group, share in enumerate(pool.shares):
         for layer in reversed(range(share.layers)):
             save.layer(layer, group)
@@ -92,14 +92,15 @@ def assert_part_loads(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> 
         hit = pool.lookup(keys)
         assert hit.chunks == CHUNKS
         with pool.acquire(hit) as lease:
-            assert isinstance(lease, kv.GroupLease)
             expected = part_rows(keys, shares, lease.ranges)
             into = [np.zeros_like(rows) for rows in expected]
-            load = pool.groups.load(lease, into=into)
+            load = pool.load(lease, into=into)
             assert all(
-                load.wait_layer(group, layer) for group, share in enumerate(shares) for layer in range(share.layers)
+                load.wait_layer(layer, group=group)
+                for group, share in enumerate(shares)
+                for layer in range(share.layers)
             )
-            assert load.wait() == kv.LoadResult(CHUNKS, CHUNKS * CHUNK, "complete")
+            assert load.wait() == whole_result(pool.layout, CHUNKS)
         for right, here in zip(expected, into, strict=True):
             assert np.array_equal(right, here)
 
@@ -134,7 +135,7 @@ def test_a_rank_that_gives_one_group_up_leaves_a_miss_until_it_comes_again(modul
         keys = keys_of(pool, seed)
         chosen: list[Sequence[int]] = [range(CHUNKS), WINDOWS]
         chosen[group] = ()
-        stored = pool.groups.save(keys, chosen=chosen, from_=part_rows(keys, right, chosen)).commit()
+        stored = pool.save(keys, chosen=chosen, from_=part_rows(keys, right, chosen)).commit()
         assert stored.groups[group].stored == 0
         assert stored.groups[1 - group].declined == 0
         assert pool.lookup(keys).chunks == 0
@@ -197,10 +198,9 @@ def test_one_ticket_is_claimed_by_each_rank(module_daemon: Daemon) -> None:
     pools = [connect(module_daemon, shares) for shares in shares_of(2)]
     for pool in pools:
         with pool.claim(ticket) as lease:
-            assert isinstance(lease, kv.GroupLease)
             expected = part_rows(keys, pool.shares, lease.ranges)
             into = [np.zeros_like(rows) for rows in expected]
-            assert pool.groups.load(lease, into=into).wait().chunks == CHUNKS
+            assert pool.load(lease, into=into).wait().chunks == CHUNKS
         assert all(np.array_equal(right, here) for right, here in zip(expected, into, strict=True))
     assert pools[0].claim(ticket).chunks == 0
     for pool in pools:

@@ -142,7 +142,7 @@ def test_a_bad_extent_ends_the_loads_of_its_ranks_alone(module_daemon: Daemon) -
                 if share == shares[1]:
                     session = lease.hold.session
                     assert session is not None
-                    offset = int(lease.hold.offsets[3]) + share.extents(LAYOUT)[2] * LAYOUT.extent_bytes
+                    offset = int(lease.hold.rows.offsets[3]) + share.extents(LAYOUT)[2] * LAYOUT.extent_bytes
                     session.arena.view()[offset + LAYOUT.payload_bytes] ^= 1  # behind the payload
                 mine = RankMemory(LAYOUT, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory="head_major")
                 cache = reader.register(mine.arrays, block_tokens=BLOCK_TOKENS)

@@ -8,7 +8,7 @@ import kvpool_client as kv
 from kvpool.layouts.groups import GROUPS_MAX
 from tests.e2e.shares.test_joint_saves import ends_of, in_alternate_modes
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, store
+from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, store, whole_result
 from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import Bytes, chunk_bytes_of, tokens_of
 
@@ -67,15 +67,15 @@ class RankStates:
             for states, right in zip(self.states, self.expected_states(chunk), strict=True):
                 states[block] = right
         ids = [list(range(CHUNKS)), list(BLOCK_OF.values())]
-        return self.pool.groups.save(self.keys, self.caches, ids, chosen=(range(CHUNKS), tuple(BLOCK_OF))).commit()
+        return self.pool.save(self.keys, self.caches, ids, chosen=(range(CHUNKS), tuple(BLOCK_OF))).commit()
 
     def assert_loads(self) -> None:
         before = [states[:6].copy() for states in self.states]
         hit = self.pool.lookup(self.keys)
         assert hit.chunks == CHUNKS
         with self.pool.acquire(hit) as lease:
-            load = self.pool.groups.load(lease, self.caches, [list(range(CHUNKS)), [6]])
-            assert load.wait() == kv.LoadResult(CHUNKS, CHUNKS * CHUNK, "complete")
+            load = self.pool.load(lease, self.caches, [list(range(CHUNKS)), [6]])
+            assert load.wait() == whole_result(self.pool.layout, CHUNKS)
         assert np.array_equal(self.kv, self.expected_kv())
         for states, right, others in zip(self.states, self.expected_states(CHUNKS - 1), before, strict=True):
             assert np.array_equal(states[6], right)

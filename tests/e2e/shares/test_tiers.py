@@ -61,6 +61,6 @@ def test_a_full_check_names_the_layer_and_head_group_of_wrong_bytes(daemon: Daem
         assert store(pool, keys).stored == 1
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[0]) + 9 * LAYOUT.extent_bytes] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0]) + 9 * LAYOUT.extent_bytes] ^= 1
         (problem,) = daemon.problems(deep=True)
     assert problem.endswith(": bad checksum in layer 2 head group 1, dropped")

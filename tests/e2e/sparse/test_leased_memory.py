@@ -59,7 +59,7 @@ def test_a_chunk_that_was_overwritten_ends_what_is_good(module_daemon: Daemon) -
         with in_place(pool, keys) as memory:
             session = memory.lease.session
             assert session is not None
-            session.arena.view()[int(memory.lease.offsets[4]) + SMALL.layer_bytes] ^= 1
+            session.arena.view()[int(memory.lease.rows.offsets[4]) + SMALL.layer_bytes] ^= 1
             result = memory.verify()
             assert (result.chunks, result.reason) == (4, "checksum")
         wait_until(lambda: pool.lookup(keys).chunks == 4, "the daemon has dropped it")

@@ -467,7 +467,7 @@ def test_damaged_summaries_are_built_again(pool: kv.Pool, module_daemon: Daemon)
     with pool.leased_memory(pool.acquire(pool.lookup(pool.keys(text.ids[:end])))) as memory:
         session = memory.lease.session
         assert session is not None
-        session.arena.view()[int(memory.lease.offsets[3]) + LAYOUT.chunk_bytes + 40] ^= 0x55
+        session.arena.view()[int(memory.lease.rows.offsets[3]) + LAYOUT.chunk_bytes + 40] ^= 0x55
     with SparseSequence(pool, CONFIG, tokens=text.ids[:end], threads=2) as second:
         assert second.prefix_tokens >= 18 * 64
         assert second.stats()["summaries_built"] == LAYOUT.layers

@@ -147,7 +147,7 @@ def test_a_summary_that_was_overwritten_is_found_and_the_kv_is_good(module_daemo
         with pool.leased_memory(pool.acquire(pool.lookup(keys))) as memory:
             session = memory.lease.session
             assert session is not None
-            session.arena.view()[int(memory.lease.offsets[3]) + LAYOUT.chunk_bytes + USED - 1] ^= 1
+            session.arena.view()[int(memory.lease.rows.offsets[3]) + LAYOUT.chunk_bytes + USED - 1] ^= 1
             assert memory.good_summaries().tolist() == [number != 3 for number in range(CHUNKS)]
             assert memory.verify().chunks == CHUNKS
         assert_loads(pool, keys)

@@ -79,7 +79,7 @@ def test_bad_chunks_of_memory_and_disk_that_a_check_finds_are_a_line_each_and_a_
         for prompt in keys:
             with pool.acquire(pool.lookup(prompt)) as lease:
                 assert lease.hold.session is not None
-                lease.hold.session.arena.view()[int(lease.hold.offsets[0])] ^= 1
+                lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0])] ^= 1
         for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
             content = bytearray(segment.read_bytes())
             content[4096 + 100 :: 8192] = bytes(byte ^ 1 for byte in content[4096 + 100 :: 8192])

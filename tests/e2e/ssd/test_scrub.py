@@ -135,7 +135,7 @@ def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_
         (keys,) = fill(tiered, pool, 1)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[CHAIN - 1]) + 5] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[CHAIN - 1]) + 5] ^= 1
         found = run(tiered, "check", "--deep")
         assert found.exit_code == 1
         assert found.stdout.startswith(f"dram: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n")

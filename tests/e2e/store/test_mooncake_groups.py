@@ -44,7 +44,7 @@ def test_a_prompt_of_groups_is_a_hit_on_a_node_that_never_met_its_owner(
         assert_served(pool, keys, CHUNKS)
         assert second.stats()["store.pulled_chunks"] == CHUNKS + WINDOW_CHUNKS + 1
         wait_until(lambda: set(pool.lookup(keys).tiers.tolist()) == {Level.DRAM}, "the chunks have landed")
-        assert pool.groups.lookup(keys, CHUNKS - 1).chunks == 4
+        assert pool.lookup(keys, chunks_max=CHUNKS - 1).chunks == 4
         assert_served(pool, keys, CHUNKS)
 
 

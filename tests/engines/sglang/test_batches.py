@@ -12,13 +12,13 @@ from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import Level
-from kvpool_client.connection.finder import Finder
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
-from kvpool_client.results import Hit, LoadResult
 from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.sglang import part_store
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import Hit, LoadResult
 from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
@@ -62,7 +62,7 @@ class Steps:
 
         def waited(load: Load, timeout_s: float | None = None) -> LoadResult:
             if load._result is None:
-                self._note("wait", load.lease.chunks)
+                self._note("wait", load.chunks)
             return wait(load, timeout_s)
 
         def released(separate: SeparateChunks, leases: Sequence[Lease]) -> None:

@@ -146,7 +146,7 @@ def test_a_flipped_bit_in_a_state_is_a_miss_of_its_prefix(shared_daemon: Daemon,
         chain = pool.keys_from_hashes([bytes.fromhex(keys[3])], block_tokens=1)
         with pool.acquire(pool.lookup(chain)) as lease:
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[0]) + 5] ^= 1
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0]) + 5] ^= 1
     assert controller.query(keys).kv_hit_pages == 4
     assert controller.prefetch(keys) == 0
     assert controller.query(keys).restorable_prefix_pages == [2]
@@ -353,7 +353,7 @@ def test_a_page_whose_parts_are_not_all_there_is_none(shared_daemon: Daemon, sta
     last = controller.backend._sidecars.find("mamba")._parts[1]
     chain = last._pool.keys_from_hashes([bytes.fromhex(keys[2])], block_tokens=1)
     with last._pool.acquire(last._pool.lookup(chain)) as lease:
-        lease.hold.session.arena.view()[int(lease.hold.offsets[0])] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0])] ^= 1
     assert controller.query(keys).kv_hit_pages == 3
     assert controller.prefetch(keys) == 0
     assert controller.query(keys).kv_hit_pages == 0

@@ -129,7 +129,7 @@ def test_a_flipped_bit_ends_the_run_before_its_page(shared_daemon: Daemon, start
         chain = pool.keys_from_hashes([bytes.fromhex(keys[3])], block_tokens=4)
         with pool.acquire(pool.lookup(chain)) as lease:
             assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.offsets[0]) + 17] ^= 4
+            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0]) + 17] ^= 4
     assert _fetched(controller, keys) == 3
     assert controller.backend.batch_exists(keys) == 3
     _backed_up(controller, keys)

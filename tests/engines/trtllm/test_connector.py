@@ -241,7 +241,7 @@ def test_a_flipped_bit_on_any_rank_is_never_claimed(shared_daemon: Daemon, start
     cold = engine.answer(PROMPT, 5)[1]
     pool = engine.workers[rank].half._pool
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        lease.hold.session.arena.view()[int(lease.hold.offsets[4]) + 5] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[4]) + 5] ^= 1
     assert engine.answer(PROMPT, 5) == (16, cold)
     assert engine.answer(PROMPT, 5) == (28, cold)
 
@@ -251,7 +251,7 @@ def test_a_prefix_is_as_long_as_every_rank_has_it(shared_daemon: Daemon, start: 
     cold = engine.answer(PROMPT, 5)[1]
     pool = engine.workers[1].half._pool
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        lease.hold.session.arena.view()[int(lease.hold.offsets[2])] ^= 1
+        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2])] ^= 1
         assert pool.load(lease, into=np.zeros((lease.chunks, pool.layout.chunk_bytes), np.uint8)).wait().chunks == 2
     assert pool.lookup(pool.keys(PROMPT)).chunks == 2
     assert engine.answer(PROMPT, 5) == (8, cold)

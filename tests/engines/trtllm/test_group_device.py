@@ -102,14 +102,14 @@ class Rank:
     def stored(self, tokens: Any = TOKENS) -> list[list[bytes]]:
         """The chunks of each group that a hit of the prompt has, as the pool loads them into host memory."""
         keys = self.pool.keys(tokens)
-        hit = self.pool.groups.lookup(keys, len(keys))
+        hit = self.pool.lookup(keys, chunks_max=len(keys))
         with self.pool.acquire(hit) as lease:
             ranges = [range(hit.chunks), range(max(0, hit.chunks - 2), hit.chunks)]
             into = [
                 np.zeros((len(chunks), group.chunk_bytes), np.uint8)
                 for chunks, group in zip(ranges, GROUPS, strict=True)
             ]
-            assert self.pool.groups.load(lease, into=into).wait().chunks == hit.chunks
+            assert self.pool.load(lease, into=into).wait().chunks == hit.chunks
         return [[row.tobytes() for row in rows] for rows in into]
 
 

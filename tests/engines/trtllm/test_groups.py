@@ -38,8 +38,8 @@ def _stats(engine: WindowedExecutor) -> dict[str, Any]:
 def _flip(engine: WindowedExecutor, group: int, chunk: int, rank: int = 0, prompt: Sequence[int] = PROMPT) -> None:
     """Flip a bit of what the pool has of a chunk in a group, where the hit of the prompt needs it."""
     pool = engine.workers[rank].half._pool
-    with pool.acquire(pool.groups.lookup(pool.keys(prompt), len(prompt) // 4)) as lease:
-        rows = lease.hold.rows_of(group)
+    with pool.acquire(pool.lookup(pool.keys(prompt), chunks_max=len(prompt) // 4)) as lease:
+        rows = lease.hold.rows_from(0)[group]
         lease.hold.session.arena.view()[int(rows.offsets[chunk - lease.ranges[group].start]) + 5] ^= 1
 
 
@@ -255,8 +255,8 @@ def test_full_groups_without_their_windows_are_no_hit(shared_daemon: Daemon, sta
     pool = engine.workers[0].half._pool
     keys, rows = pool.keys(PROMPT), [np.zeros((7, pool.layout.of_group(0).chunk_bytes), np.uint8)]
     rows.append(np.zeros((0, pool.layout.of_group(1).chunk_bytes), np.uint8))
-    pool.groups.save(keys, from_=rows, chosen=(range(7), ())).commit()
-    assert pool.groups.lookup(keys, 7).full_chunks == 7
+    pool.save(keys, from_=rows, chosen=(range(7), ())).commit()
+    assert pool.lookup(keys, chunks_max=7).full_chunks == 7
     assert engine.answer(PROMPT, 5)[0] == 0
 
 

@@ -67,7 +67,7 @@ def _corrupt_and_report(pool: kv.Pool, keys: kv.KeyChain) -> None:
         if lease.hold.session is None or lease.chunks < 2:
             return
         arena = np.asarray(lease.hold.session.arena.view())
-        arena[int(lease.hold.offsets[1]) + 5] ^= 255
+        arena[int(lease.hold.rows.offsets[1]) + 5] ^= 255
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert_right_bytes(keys, SMALL, pool.load(lease, into=into).wait(), into)
 

@@ -158,7 +158,7 @@ def test_damage_by_a_client_in_others_slots_is_found_at_the_next_load(
         keys = pool.keys(tokens_of(1, 6 * 32))
         store_chain(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
-        offsets = [int(offset) for offset in lease.hold.offsets]
+        offsets = [int(offset) for offset in lease.hold.rows.offsets]
         arena = mmap.mmap(hostile.fds[0], hostile.welcome.arena_bytes)
         attack(arena, hostile.fds[0], offsets[3])
         lease.release()

@@ -13,8 +13,8 @@ from kvpool.layout import Layout
 from kvpool.layouts.groups import Group, GroupRole
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import KeyChain
+from kvpool_client.verbs.finder import Finder
 
 CHUNK = 16
 SHAPE: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 8}
@@ -91,7 +91,7 @@ def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
 
         session: Any = SimpleNamespace(index=index, peer_pace=lambda *_: None)
         link: Any = SimpleNamespace(session=session)
-        finder = GroupFinder(layout, link, Counters(), 1.0)
+        finder = Finder(layout, link, Counters(), timeout_s=1.0)
         hit = finder.find(session, chain, is_here=is_here)
         assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)
         assert len(hit.tiers) == hit.chunks

@@ -11,7 +11,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.verbs.finder import Finder
 from tests.model.groups.test_group_lookup_model import CHUNK, Index, chain_of, needed, random_layout
 
 MOST = 24
@@ -75,9 +75,9 @@ def test_hits_with_a_store_agree_with_a_search_of_every_end(round_: int) -> None
             return all(node.level_of(column[at]) is not None for role, column in others for at in needed(role, end))
 
         link: Any = SimpleNamespace(session=node.session, connected_listeners=[])
-        finder = GroupFinder(layout, link, Counters(), 1.0)
+        finder = Finder(layout, link, Counters(), timeout_s=1.0)
         without = finder.find(node.session, chain, most)
-        hit = finder.lookup(chain, most)
+        hit = finder.lookup(chain, chunks_max=most)
         best = max((end for end in range(reach + 1) if serves(end)), default=0)
         assert hit.chunks == len(hit.tiers) == max(without.chunks, best)
         assert hit.full_chunks == max(without.full_chunks, reach if node.asked else 0)

@@ -1,6 +1,7 @@
 """A hybrid model's prompts for a test: saved and loaded by group, with bytes that derive from each group's own keys."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,11 +45,11 @@ def begin_store(
     group: int | None = None,
 ) -> kv.Save:
     """A save of the first chunks, with windows and states at these boundaries. `group`: of that one alone."""
-    named = pool.groups.chunks_to_save(keys, 0, chunks, boundaries)
+    named = pool.chunks_to_save(keys, 0, chunks, boundaries)
     if group is not None:
         named = tuple(of_group if number == group else () for number, of_group in enumerate(named))
-        return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), chosen=named)
-    return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), boundaries=boundaries, chunks=chunks)
+        return pool.save(keys, from_=payloads(keys, pool.layout, named), chosen=named)
+    return pool.save(keys, from_=payloads(keys, pool.layout, named), boundaries=boundaries, chunks=chunks)
 
 
 def store(
@@ -60,12 +61,17 @@ def store(
 
 def load(pool: kv.Pool, lease: kv.Lease) -> tuple[kv.LoadResult, list[Bytes]]:
     """Load all that a lease has; the result and the bytes by group."""
-    assert isinstance(lease, kv.GroupLease)
     into = [
         np.zeros((len(chunks), part.chunk_bytes), np.uint8)
         for chunks, part in zip(lease.ranges, pool.layout.group_layouts, strict=True)
     ]
-    return pool.groups.load(lease, into=into).wait(), into
+    return pool.load(lease, into=into).wait(), into
+
+
+def whole_result(layout: kv.Layout, chunks: int) -> kv.LoadResult:
+    """The result of a load that brings so many chunks of every group."""
+    whole = kv.LoadResult(chunks, chunks * layout.chunk_tokens, "complete")
+    return replace(whole, groups=(whole,) * len(layout.groups))
 
 
 def assert_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> None:
@@ -81,7 +87,6 @@ def assert_hit_served(pool: kv.Pool, keys: kv.KeyChain, hit: kv.Hit) -> None:
     with pool.acquire(hit) as lease:
         assert lease.chunks == chunks
         result, found = load(pool, lease)
-        assert result == kv.LoadResult(chunks, chunks * pool.layout.chunk_tokens, "complete")
-        assert isinstance(lease, kv.GroupLease)
+        assert result == whole_result(pool.layout, chunks)
         for right, here in zip(payloads(keys, pool.layout, lease.ranges), found, strict=True):
             assert np.array_equal(right, here)

@@ -388,7 +388,7 @@ def flip_at_the_next_load(engine: Any, row: int) -> None:
 
     def spoiling(lease: Any, order: Any) -> Any:
         memory.load = load
-        np.asarray(lease.hold.session.arena.view())[int(lease.hold.offsets[row]) + 13] ^= 16
+        np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[row]) + 13] ^= 16
         return load(lease, order)
 
     memory.load = spoiling

@@ -12,7 +12,7 @@ from kvpool.protocol.records.one_way import NAMED_MAX, NameTokens
 from kvpool.types import DRAM, PEER
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 
 LONGEST = kvpool_native.TOKEN_IDS_MAX
 CHUNKS, FIRST, END = 300, 3, 290  # on their way are those from FIRST to END, and what is between them

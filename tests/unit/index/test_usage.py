@@ -26,7 +26,7 @@ from kvpool.types import (
     SparseUsage,
 )
 from kvpool_client.connection.counters import Counters
-from kvpool_client.results import LoadResult, SaveResult
+from kvpool_client.verbs.results import LoadResult, SaveResult
 from tests.rigs.daemon import SMALL
 
 NOW_NS = 5

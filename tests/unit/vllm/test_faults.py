@@ -45,7 +45,7 @@ def corrupt(engine: ScriptedEngine, chunk: int, rank: int = 0, *, layer: int = 1
     keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
     with pool.acquire(pool.lookup(keys)) as lease:
         arena = np.asarray(lease.hold.session.arena.view())
-        arena[int(lease.hold.offsets[chunk]) + layer * pool.layout.layer_bytes + 3] ^= 16
+        arena[int(lease.hold.rows.offsets[chunk]) + layer * pool.layout.layer_bytes + 3] ^= 16
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvpool.clock import MonotonicClock
 from kvpool.types import SaveState
-from kvpool_client.results import SaveResult
+from kvpool_client.verbs.results import SaveResult
 from kvpool_client.vllm.worker.save_task import SaveTask
 
 PRESENT, STORED, PENDING = SaveState.PRESENT, SaveState.STORED, SaveState.PENDING

@@ -101,9 +101,9 @@ class _Rank:
     def save(self) -> None:
         """Store all that a later prompt can load."""
         if self.pool.layout.groups:
-            named = self.pool.groups.chunks_to_save(self.keys)
+            named = self.pool.chunks_to_save(self.keys)
             ids = [self._ids[list(chunks)].reshape(-1) for chunks in named]
-            result: Any = self.pool.groups.save(self.keys, self._caches, ids).commit()
+            result: Any = self.pool.save(self.keys, self._caches, ids).commit()
         else:
             result = self.pool.save(self.keys, self._caches[0], self._ids.reshape(-1)).commit()
         if result is None or result.declined:
@@ -112,9 +112,9 @@ class _Rank:
     def load(self) -> None:
         """Load the longest hit, from the lookup to the last verified layer."""
         with self.pool.acquire(self.pool.lookup(self.keys)) as lease:
-            if isinstance(lease, kv.GroupLease):
+            if self.pool.layout.groups:
                 ids = [self._ids[list(chunks)].reshape(-1) for chunks in lease.ranges]
-                result = self.pool.groups.load(lease, self._caches, ids).wait()
+                result = self.pool.load(lease, self._caches, ids).wait()
             else:
                 result = self.pool.load(lease, self._caches[0], self._ids[: lease.chunks].reshape(-1)).wait()
         if result.chunks != len(self.keys):

@@ -19,7 +19,7 @@ from kvpool.protocol.records import device as dm
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.device.sources import DeviceCopies
-from kvpool_client.lease import LeaseHold
+from kvpool_client.verbs.leased_rows import LeasedRows
 
 OPEN_RETRY_S = 30.0
 
@@ -36,19 +36,19 @@ class TierMemory:
         return f"<TierMemory on devices {sorted(self._memory)}>"
 
     def copies_of(
-        self, session: Session, lease: LeaseHold, first_chunk: int, device: kvpool_native.Device
+        self, session: Session, rows: LeasedRows, stored_bytes: int, device: kvpool_native.Device
     ) -> DeviceCopies | None:
-        """The copies of a lease's chunks from `first_chunk` on, on this device; None where there are none. Two round trips at
+        """The copies of leased chunks of so many bytes each, on this device; None where there are none. Two round trips at
         most, more for thousands of chunks. Never raises: without copies everything comes from the arena."""
         memory = self._memory_on(session, device)
-        if memory is None or Level.HBM not in lease.tiers[first_chunk:]:
+        if memory is None or Level.HBM not in rows.tiers:
             return None
         try:
-            offsets, slots, generations = _found(session, lease, first_chunk)
+            offsets, slots, generations = _found(session, rows)
         except (KVPoolError, ValueError):  # the session has ended, or columns that are none
             return None
         # A copy from beyond the memory would end the engine's context.
-        generations[offsets > max(0, memory.size - lease.layout.stored_bytes)] = 0
+        generations[offsets > max(0, memory.size - stored_bytes)] = 0
         if not generations.any():
             return None
         return DeviceCopies(memory, offsets + np.uint64(memory.address), slots, generations)
@@ -68,12 +68,12 @@ class TierMemory:
             return self._memory.setdefault(number, memory)
 
 
-def _found(session: Session, lease: LeaseHold, first_chunk: int) -> npt.NDArray[np.uint64]:
+def _found(session: Session, leased: LeasedRows) -> npt.NDArray[np.uint64]:
     """Columns of offsets, slots and generations, a row for each chunk. Raises KVPoolError or ValueError."""
-    chunks = lease.chunks - first_chunk
+    chunks = len(leased)
     columns = np.zeros((3, chunks), np.uint64)
     for first in range(0, chunks, dm.COPIES_MAX):
-        answer = session.call(dm.FindCopies(*lease.place_of(first_chunk + first)), dm.Copies)
+        answer = session.call(dm.FindCopies(*leased.place_of(first)), dm.Copies)
         rows = np.array([np.frombuffer(words, "<u8") for words in (answer.offsets, answer.slots, answer.generations)])
         own = rows[:, : chunks - first]  # behind them are rows of the next group
         columns[:, first : first + own.shape[1]] = own

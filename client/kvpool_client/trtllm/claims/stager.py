@@ -19,20 +19,17 @@ from kvpool.layout import Layout
 from kvpool.types import DRAM
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache
 from kvpool_client.engines.connection_name import connection_name
-from kvpool_client.grouped.leases import GroupLease
-from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.grouped.lookups import GroupHit
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
 from kvpool_client.trtllm.claims.claim import Claim
 from kvpool_client.trtllm.claims.question import Question
 from kvpool_client.trtllm.claims.slots import Slots
 from kvpool_client.trtllm.claims.staging import staged_layers
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.settings import Settings
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import Hit
 
 # How many ends one lookup tries to stage, where a chunk was evicted in between or is wrong.
 ENDS_TRIED_MAX = 3
@@ -48,7 +45,7 @@ class _Piece:
 
     chunks: range
     good: int
-    begun: list[tuple[Lease, Load | GroupLoad | None]] = field(default_factory=list)
+    begun: list[tuple[Lease, Load | None]] = field(default_factory=list)
 
     def wait(self, deadline: Deadline) -> int:
         """The chunk up to which every shard has them, at the latest when the deadline has passed."""
@@ -164,7 +161,7 @@ class Stager:
         self._promoted.append((pool, hit))
         return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
 
-    def _group_hits(self, question: Question, chains: Sequence[KeyChain], wanted: range) -> Sequence[GroupHit]:
+    def _group_hits(self, question: Question, chains: Sequence[KeyChain], wanted: range) -> Sequence[Hit]:
         """The hits of the shards with one end, in DRAM; none where that would be no more than the engine has.
 
         A chunk in a lower tier is needed by every end behind it that this search comes to: it goes on before that chunk.
@@ -173,7 +170,7 @@ class Stager:
         while most > wanted.start and not question.deadline.has_passed():
             is_first = most == wanted.stop
             hits = [
-                pool.groups.lookup(chain, most, is_counted=is_first)
+                pool.lookup(chain, chunks_max=most, is_counted=is_first)
                 for pool, chain in zip(self._pools, chains, strict=True)
             ]
             question.note_found(full_chunks=min(hit.full_chunks for hit in hits))
@@ -233,17 +230,17 @@ class Stager:
             lease = pool.acquire(_first(hit, end, pool.layout.chunk_tokens))
             piece.begun.append((lease, None))
             piece.good = min(piece.good, lease.chunks)
-            if isinstance(lease, GroupLease):
+            if self._geometry.has_groups:
                 if lease.chunks != end:
                     piece.good = start
                     return
                 ids = self._slots_by_range(claim, lease)
-                piece.begun[-1] = (lease, pool.groups.load(lease, caches, ids, first_chunk=start))
+                piece.begun[-1] = (lease, pool.load(lease, caches, ids, first_chunk=start))
             elif lease.chunks > start:
                 slots = claim.slots[0][start - claim.first_chunk : lease.chunks - claim.first_chunk]
                 piece.begun[-1] = (lease, pool.load(lease, caches[0], slots, first_chunk=start))
 
-    def _slots_by_range(self, claim: Claim, lease: GroupLease) -> list[list[int]]:
+    def _slots_by_range(self, claim: Claim, lease: Lease) -> list[list[int]]:
         """The slot of each chunk that a load names: of full groups those of the claim, of others all that the lease has."""
         found = []
         for group, chunks in enumerate(lease.ranges):

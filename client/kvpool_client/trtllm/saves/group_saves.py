@@ -16,11 +16,11 @@ from typing import Any
 
 from kvpool_client.copying.device.blocks import Event
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES
-from kvpool_client.save import Save
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.plan import ByGroup, SaveOrder
 from kvpool_client.trtllm.saves.save_source import SaveSource
 from kvpool_client.trtllm.saves.window_memory import WindowMemory
+from kvpool_client.verbs.save import Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class GroupSaves:
         every = range(order.first_chunk, order.end)
         groups = list(enumerate(self._geometry.groups))
         try:
-            save = source.pool.groups.save(
+            save = source.pool.save(
                 source.keys(order),
                 [source.caches[number] if group.is_full else self._memory.cache(number) for number, group in groups],
                 [order.block_ids[number] if group.is_full else copied.slots[number] for number, group in groups],

@@ -14,11 +14,11 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
-from kvpool_client.results import SaveResult
 from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.trtllm.plan import SaveOrder
 from kvpool_client.trtllm.saves.save_room import SaveRoom
 from kvpool_client.trtllm.settings import Settings
+from kvpool_client.verbs.results import SaveResult
 
 
 def _no_counts() -> dict[str, int]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES
-from kvpool_client.save import Save
 from kvpool_client.trtllm.plan import SaveOrder
 from kvpool_client.trtllm.saves.save_source import SaveSource
+from kvpool_client.verbs.save import Save
 
 
 class RankSaves(Protocol):

@@ -8,7 +8,7 @@ from kvpool.clock import Clock, Deadline
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.requests import Tracked
@@ -58,7 +58,7 @@ class HitFinder:
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
         if self._geometry.has_groups:
-            wanted = min(wanted, self._pool.groups.chunks_max)  # no lease has more
+            wanted = min(wanted, self._pool.chunks_max)  # no lease has more
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
         self._tally.add("lookups")
@@ -82,7 +82,7 @@ class HitFinder:
     def _look_up(self, entry: Tracked, wanted: int) -> Hit:
         if not self._geometry.has_groups:
             return self._pool.lookup(entry.keys, entry.hints.owner)
-        hit = self._pool.groups.lookup(entry.keys, min(wanted, len(entry.keys)))
+        hit = self._pool.lookup(entry.keys, chunks_max=min(wanted, len(entry.keys)))
         if hit.full_chunks > hit.chunks:
             entry.boundaries.add(hit.full_chunks)  # others have gone that way: with the windows there it is a hit
             entry.shared = hit.full_chunks

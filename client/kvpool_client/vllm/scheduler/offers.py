@@ -11,7 +11,7 @@ next call about that request. The scheduler's thread.
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool_client.connection.promise_line import NOTHING, Promise, PromiseLine, Question
 from kvpool_client.engines.load_cost import RateEstimator
-from kvpool_client.results import Hit
+from kvpool_client.verbs.results import Hit
 from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally

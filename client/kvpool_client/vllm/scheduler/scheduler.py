@@ -427,7 +427,7 @@ class SchedulerHalf:
             may_save = self._role.may_save and entry.adapter != UNNAMED_ADAPTER
             entry.save_chunks = entry.hints.save_tokens(self._settings.save, prompt) // size if may_save else 0
             entry.boundaries |= boundaries_of(prompt, size)
-            if self._geometry.has_groups and prompt > (end := self.pool.groups.chunks_max) * size:
+            if self._geometry.has_groups and prompt > (end := self.pool.chunks_max) * size:
                 entry.boundaries.add(end)  # of the longest hit
         entry.extend_keys()
         if is_new:

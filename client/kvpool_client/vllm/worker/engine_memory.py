@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder
 from kvpool_client.vllm.surface import Tensor
@@ -32,10 +31,10 @@ class EngineMemory:
     def __repr__(self) -> str:
         return f"<EngineMemory of {len(self.caches)} parts, {self.pool!r}>"
 
-    def load(self, lease: Lease, order: LoadOrder) -> Load | GroupLoad:
+    def load(self, lease: Lease, order: LoadOrder) -> Load:
         """Begin to load what is ordered."""
         if self.geometry.has_groups:
-            return self.pool.groups.load(lease, self.caches, order.block_ids, first_chunk=order.first_chunk)
+            return self.pool.load(lease, self.caches, order.block_ids, first_chunk=order.first_chunk)
         return self.pool.load(lease, self.caches[0], order.block_ids[0], first_chunk=order.first_chunk)
 
     def engine_mark(self) -> Callable[[], None]:

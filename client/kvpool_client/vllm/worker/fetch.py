@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool_client.grouped.load import GroupLoad
-from kvpool_client.lease import Lease
-from kvpool_client.load import Load
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
@@ -34,7 +33,7 @@ class Fetch:
         self._cost_s = 0.0
         self._lease: Lease | None = None
         self._lock = threading.Lock()
-        self._load: Load | GroupLoad | None = None  # guarded by _lock
+        self._load: Load | None = None  # guarded by _lock
         self._is_wanted = True  # guarded by _lock
         self._waited: set[int] = set()
 
@@ -68,9 +67,7 @@ class Fetch:
         load = self._load
         self._waited.add(layer)
         with self._spending():
-            if load is None or isinstance(load, GroupLoad):
-                return False
-            return load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
+            return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
 
     def has_waited_for(self, layers: int) -> bool:
         """Whether every layer has been waited for."""

@@ -5,8 +5,8 @@ outcome. One thread at a time.
 """
 
 from kvpool.clock import Clock
-from kvpool_client.results import SaveResult
-from kvpool_client.save import Save
+from kvpool_client.verbs.results import SaveResult
+from kvpool_client.verbs.save import Save
 from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.identity.parts import Part
 from kvpool_client.vllm.plan import SaveOrder
@@ -46,7 +46,7 @@ class GroupSaveTask(SaveTask):
         """Reserve slots for what is not settled. One round trip."""
         memory = self._memory
         retention = self.order.retention or NO_RETENTION
-        self._group_save = memory.pool.groups.save(
+        self._group_save = memory.pool.save(
             keys_of(self.order, memory, self.order.first_chunk),
             memory.caches,
             [[block for blocks in left.values() for block in blocks] for left in self._left],

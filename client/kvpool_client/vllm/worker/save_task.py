@@ -14,8 +14,8 @@ import numpy as np
 
 from kvpool.clock import Clock, Deadline
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.results import SaveResult
-from kvpool_client.save import Save
+from kvpool_client.verbs.results import SaveResult
+from kvpool_client.verbs.save import Save
 from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.plan import SaveOrder, SaveRetention
 from kvpool_client.vllm.worker.engine_memory import EngineMemory

@@ -300,7 +300,7 @@ class Driver:
         def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
             if lease.chunks and lease.hold.session is not None:
                 kv.Pool.load = load  # type: ignore[method-assign]
-                np.asarray(lease.hold.session.arena.view())[int(lease.hold.offsets[chunk]) + 1237] ^= 16
+                np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[chunk]) + 1237] ^= 16
                 self._is_spoiled = True
             return load(pool, lease, *args, **more)
 

@@ -16,9 +16,10 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.promise_line import NOTHING, PromiseLine
 from kvpool_client.key_chain import Namespace
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease_fetcher import LeaseFetcher
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.payload import tokens_of
 
@@ -92,10 +93,12 @@ class Setting:
         self.link, self.clock, self.counters = ScriptedLink(), Clock(), Counters()
         self._pool = kv.connect("/nonexistent/kvpool.sock", model="model", layout=SMALL)
         link: Any = self.link
+        counters = self.counters
         fetcher = LeaseFetcher(
             Namespace(self._pool.model, SMALL, "/nonexistent/kvpool.sock"),
             link,
-            self.counters,
+            counters,
+            finder=Finder(SMALL, link, counters, timeout_s=TIMEOUT_S),
             estimate_s=lambda _chunks: 0.0,
             timeout_s=TIMEOUT_S,
         )

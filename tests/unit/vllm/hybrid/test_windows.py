@@ -99,7 +99,7 @@ def test_a_hit_ends_where_a_lease_has_no_more_holds_and_windows_are_stored_there
     budget: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = 4
-    monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", 2 * (1 + held))
+    monkeypatch.setattr("kvpool_client.verbs.lease_bound.HOLDS_MAX", 2 * (1 + held))
     engine = start(windows=(0, 6 * CHUNK), ranks=2, budget=budget)
     engine.ask("cold", tokens_of(1))
     # Whoever saves the chunks behind it: none of them would be leased.

@@ -102,7 +102,7 @@ def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
     pool = engine.workers[rank]._worker.pool
     with pool.acquire(pool.lookup(keys_of(engine, rank))) as lease:
         arena = np.asarray(lease.hold.session.arena.view())
-        arena[int(lease.hold.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
+        arena[int(lease.hold.rows.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -32,8 +32,8 @@ from kvpool_client.arguments import as_index
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
-from kvpool_client.pending import PendingChunks
-from kvpool_client.results import SaveResult, save_state_of
+from kvpool_client.verbs.pending import PendingChunks
+from kvpool_client.verbs.results import SaveResult, save_state_of
 
 CHECKSUM_BYTES = 4
 

@@ -15,11 +15,10 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import NO_LEASE
-from kvpool_client.connection.store_search import ELSEWHERE_MAX, END_KEYS_MAX
-from kvpool_client.grouped.leases import GroupLeaseFetcher
-from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import KeyChain, Namespace
+from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.lease_fetcher import NO_LEASE, LeaseFetcher
+from kvpool_client.verbs.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from tests.model.groups.test_group_lookup_model import Index
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 
@@ -46,7 +45,7 @@ class Rig:
             connected_listeners=[],
         )
         self.link = link
-        self.finder = GroupFinder(layout, link, Counters(), 1.0)
+        self.finder = Finder(layout, link, Counters(), timeout_s=1.0)
         self.now_ns = 0
         clock: Any = SimpleNamespace(now_ns=lambda: self.now_ns)
         self.finder._store._clock = clock
@@ -158,7 +157,7 @@ def test_a_hit_as_long_as_may_be_asks_nobody() -> None:
     keys = rig.keys()
     for group in (FULL, WINDOW, STATE):
         rig.have_here(keys, group, *range(4))
-    assert rig.finder.lookup(keys, 4).chunks == 4
+    assert rig.finder.lookup(keys, chunks_max=4).chunks == 4
     assert rig.asked == []
     assert rig.finder.lookup(rig.keys(0)).chunks == 0
     assert rig.asked == []
@@ -248,7 +247,7 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
         return m.Leased(1, left, words, words, tiers, words) if is_given else NO_LEASE
 
     rig.session.call, rig.session.is_alive, rig.session.drop_leases = call, True, lambda _: None
-    fetcher = GroupLeaseFetcher(
+    fetcher = LeaseFetcher(
         Namespace("m", rig.layout, "/s"),
         rig.link,
         Counters(),

@@ -1,7 +1,7 @@
-"""Chunks of a save of a layout with groups: which of them each group stores.
+"""Chunks of a save: which of them each group of the layout stores.
 
-Windows and states are stored at boundaries alone, the ends of chunks at which a later prompt may go on: before each a window
-group stores the chunks that its window covers, a state group the last one. Pure functions; any thread.
+A full group stores all. Windows and states are stored at boundaries alone, the ends of chunks at which a later prompt may go
+on: before each a window group stores the chunks that its window covers, a state group the last one. Pure functions; any thread.
 """
 
 from collections.abc import Sequence
@@ -13,32 +13,25 @@ from kvpool_client.key_chain import KeyChain
 
 
 def chunks_to_save(
-    layout: Layout, keys: KeyChain, *, first_chunk: int, end: int, boundaries: Sequence[int] | None, held: int
-) -> tuple[tuple[int, ...], ...]:
-    """The chunks of each group that a save of chunks `first_chunk` up to `end` stores. Raises InvalidArgument.
+    layout: Layout, keys: KeyChain, chunks: range, *, boundaries: Sequence[int] | None, held: int
+) -> tuple[Sequence[int], ...]:
+    """Those of some chunks of a prompt that a save of them stores of each group. Raises InvalidArgument.
 
     `boundaries`: how many chunks each boundary has before it; one with none stores nothing. None: the last one at which a
     token of the prompt is left to be computed, the prompt's end, and the end of the longest hit that a lease of all ranks
     holds (`held` chunks) where the save goes on behind it.
     """
+    end = chunks.stop
     if boundaries is None:
         boundaries = [max(0, end - 1), end] if end == len(keys) and not keys.has_tail else [end]
-        boundaries += [held] if first_chunk < held < end else []
+        boundaries += [held] if chunks.start < held < end else []
     for boundary in boundaries:
         if isinstance(boundary, bool) or not isinstance(boundary, int) or not 0 <= boundary <= end:
             raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 0..{end}")
-    found: list[tuple[int, ...]] = []
-    for role in (part.group for part in layout.group_layouts):
-        assert role is not None
-        if role.is_full:
-            found.append(tuple(range(first_chunk, end)))
-            continue
-        chosen = {
-            chunk
-            for boundary in boundaries
-            for chunk in range(boundary - role.chunks_of(boundary, layout.chunk_tokens), boundary)
-        }
-        found.append(tuple(sorted(chosen)))
+    found: list[Sequence[int]] = []
+    for part in layout.group_layouts:
+        needed = (range(boundary - part.chunks_of(boundary), boundary) for boundary in boundaries)
+        found.append(chunks if part.is_chained else tuple(sorted(set().union(*needed))))
     return tuple(found)
 
 
@@ -57,8 +50,7 @@ def checked_chunks(chosen: Sequence[Sequence[int]], layout: Layout, count: int) 
             raise InvalidArgument(
                 f"chosen of group {number} is {named!r:.80}, expected ascending numbers below {count}"
             )
-        assert part.group is not None
-        if part.group.is_full and named and named[-1] - named[0] >= len(named):
+        if part.is_chained and named and named[-1] - named[0] >= len(named):
             raise InvalidArgument(f"chosen of group {number}, a full one, is {named!r:.80}, expected numbers in a row")
         found.append(named)
     return tuple(found)

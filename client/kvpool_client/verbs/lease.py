@@ -1,4 +1,4 @@
-"""Lease on chunks: while it lives they can be loaded.
+"""Lease on chunks: while it lives they can be loaded. One holds a hit's chunks of every group of the layout.
 
 A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
 nothing: loads of it answer `disconnected`), or in the daemon when it has not been used for its time to live. Releasing waits
@@ -25,9 +25,10 @@ from kvpool.types import Level
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace
+from kvpool_client.verbs.leased_rows import LeasedRows, chunk_ranges, levels_by_chunk
 
 if TYPE_CHECKING:
-    from kvpool_client.load import Load
+    from kvpool_client.verbs.load import Load
 
 
 class Lease:
@@ -37,9 +38,9 @@ class Lease:
             result = pool.load(lease, cache, block_ids).wait()
 
     `Pool.acquire` and `Pool.claim` answer it; an empty one (0 chunks) where nothing was there any more, or the daemon is away.
-    Leaving it as a context releases it. It ends too when the connection ends, and in the daemon when it has not been used for
-    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. One that is collected before it is
-    released ends with its loads, and a ResourceWarning. Threads: any.
+    Leaving it as a context releases it. It ends too when the connection ends, and
+    in the daemon when it has not been used for `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing
+    raises. One that is collected before it is released ends with its loads, and a ResourceWarning. Threads: any.
     """
 
     def __init__(self, hold: "LeaseHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:
@@ -73,8 +74,14 @@ class Lease:
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
-        """The level of each chunk when it was leased, uint8 [chunks]: a `kvpool_client.Level`."""
+        """The level of each chunk when it was leased, uint8 [chunks]: a `kvpool_client.Level`; the slowest of its groups'."""
         return self.hold.tiers
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The chunk numbers of each group of the layout that a load needs: of a full group all, of windows and states the last
+        ones. A plain layout has one."""
+        return self.hold.ranges
 
     def release(self) -> None:
         """Wait for the loads that run, then end the lease. Idempotent; never raises. In a forked child the lease is the
@@ -135,6 +142,11 @@ class LeaseHold:
             self.session.endings.add_end(self._drop)
 
     @property
+    def ranges(self) -> tuple[range, ...]:
+        """The chunks of each group, of which the rows are, in this order."""
+        return chunk_ranges(self.layout, self.chunks)
+
+    @property
     def row_tiers(self) -> bytes:
         """The level of each row."""
         return self._leased.tiers
@@ -142,22 +154,21 @@ class LeaseHold:
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
         """The level of each chunk when it was leased."""
-        return np.frombuffer(self._leased.tiers, dtype=np.uint8)
+        return levels_by_chunk(self.layout, self.chunks, self._leased.tiers)
 
     @property
-    def offsets(self) -> npt.NDArray[np.uint64]:
-        """Offset of each chunk in the arena."""
-        return np.frombuffer(self._leased.offsets, dtype="<u8")
+    def rows(self) -> LeasedRows:
+        """All rows, of one group after the other."""
+        return LeasedRows.of(self._leased, range(len(self._leased.tiers)))
 
-    @property
-    def slots(self) -> npt.NDArray[np.uint64]:
-        """By what the index has the words of each chunk's slot."""
-        return np.frombuffer(self._leased.slots, dtype="<u8")
-
-    @property
-    def generations(self) -> npt.NDArray[np.uint64]:
-        """Generation of each chunk, which its generation word must still have after the copy."""
-        return np.frombuffer(self._leased.generations, dtype="<u8")
+    def rows_from(self, first_chunk: int) -> list[LeasedRows]:
+        """The rows of each group that a load from a chunk on needs: of windows and states all."""
+        found, end = [], 0
+        for part in self.layout.group_layouts:
+            first = end + first_chunk if part.is_chained else end
+            end += part.chunks_of(self.chunks)
+            found.append(LeasedRows.of(self._leased, range(first, end)))
+        return found
 
     @property
     def is_live(self) -> bool:
@@ -184,15 +195,6 @@ class LeaseHold:
         for load, stall in [(load, load.watch()) for load in loads]:
             load.wait_watched(stall)
         return True
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """What the daemon knows the lease by; several where leases were joined."""
-        return (self.id,)
-
-    def place_of(self, chunk: int) -> tuple[int, int]:
-        """By which id the daemon has leased a chunk, and the chunk's row among all that it has leased by that."""
-        return self.id, chunk
 
     def _drop(self) -> None:
         """End it with its loads: nobody waits for them."""

@@ -2,12 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import kvpool_client as kv
 from kvpool.types import LoadReason
-from kvpool_client.load import Load
+from kvpool_client.verbs.load import BegunLoad, Load, LoadedRun
 from tests.rigs.daemon import wait_until
 
 
@@ -38,17 +37,19 @@ class EndedRun:
 
 def test_a_load_that_several_threads_wait_for_ends_once() -> None:
     run, ended = EndedRun(), []
-    lease: Any = SimpleNamespace()
-    load = Load(
-        lease,
-        run,  # type: ignore[arg-type]  # it needs no layers
+    loaded: Any = LoadedRun(range(3), 1, 1, run, LoadReason.COMPLETE)  # type: ignore[arg-type]  # it needs no layers
+    begun = BegunLoad(
+        (),
+        (loaded,),
         first_chunk=0,
+        chunks=3,
         chunk_tokens=16,
-        layers=1,
-        groups=1,
+        has_groups=False,
+        has_windows=False,
         timeout_s=60.0,
-        on_end=lambda one, result: ended.append(result),
+        on_end=lambda _, result: ended.append(result),
     )
+    load = Load(begun)
     with ThreadPoolExecutor(2) as threads:
         results = [threads.submit(load.wait) for _ in range(2)]
         wait_until(lambda: run.asked > 0, "one of them has come so far")

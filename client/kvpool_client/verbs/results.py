@@ -28,7 +28,8 @@ class Hit:
     `chunks` chunks, which cover the first `tokens` tokens of the `keys` that were looked up. `tiers`: uint8 [chunks], the
     fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node that has the last chunk,
     where that is another one whose pace was measured. `owner`: the node that is asked for what is not known to be present, if
-    one was named. A hit is a hint: only `acquire` gives a right.
+    one was named. `full_chunks`: what the full groups of the layout alone have; where that is more than `chunks`, windows and
+    states stored at that end would make it a hit. A hit is a hint: only `acquire` gives a right.
     """
 
     chunks: int
@@ -37,6 +38,7 @@ class Hit:
     keys: KeyChain = field(repr=False)
     peer_pace: PeerPace | None = None
     owner: str = ""
+    full_chunks: int = 0
 
     def __bool__(self) -> bool:
         return self.chunks > 0
@@ -52,12 +54,14 @@ class LoadResult:
     """Result of a load (`Load.wait`): how many leading chunks are verified in engine memory, counted from the root, the
     `tokens` that they cover, and why it stopped there.
 
-    `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled.
+    `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled. `groups`: of a layout with groups the result
+    of each: up to which chunk it has what it was to load.
     """
 
     chunks: int
     tokens: int
     reason: str
+    groups: "tuple[LoadResult, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

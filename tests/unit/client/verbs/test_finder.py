@@ -13,9 +13,9 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.roots import Roots
 from kvpool_client.key_chain import KeyChain
+from kvpool_client.verbs.finder import Finder
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import tokens_of
 

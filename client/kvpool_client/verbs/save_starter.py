@@ -23,10 +23,10 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks, ReservedSlots
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.pending import PendingChunks
-from kvpool_client.results import save_state_of
 from kvpool_client.retention import RetentionColumns
-from kvpool_client.save import ReservedSave, Save, SavedRun
+from kvpool_client.verbs.pending import PendingChunks
+from kvpool_client.verbs.results import save_state_of
+from kvpool_client.verbs.save import ReservedSave, Save, SavedRun
 
 _KEEP = bytes([KEEP_PRIORITY])
 
@@ -38,7 +38,7 @@ class RunPlan:
     group: int
     chunks: Sequence[int]
     blocks: EngineBlocks
-    is_chain: bool = True
+    is_chain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,28 @@ class SaveStarter:
         self._copies = copies
         self._counters = counters
         self._timeout_s = timeout_s
+        self._layouts = layouts
         self._chunk_tokens = layouts[0].chunk_tokens
         self._has_groups = layouts[0].group is not None
         self._own = [own.share.of_layout(layout) for own, layout in zip(copies, layouts, strict=True)]
+
+    def plan(
+        self,
+        keys: KeyChain,
+        retention: RetentionColumns,
+        chosen: Sequence[Sequence[int]],
+        blocks: Sequence[EngineBlocks],
+    ) -> SavePlan:
+        """Plan of a save of the chosen chunks of each group. Windows and states come first: they are few, and without them the
+        others are no hit."""
+        runs = [
+            RunPlan(group, chunks, of_group, is_chain=layout.is_chained)
+            for group, (layout, chunks, of_group) in enumerate(zip(self._layouts, chosen, blocks, strict=True))
+        ]
+        runs.sort(key=lambda run: run.is_chain)
+        return SavePlan(
+            keys, retention, runs, end_chunk=max((run.chunks[-1] + 1 for run in runs if run.chunks), default=0)
+        )
 
     def begin(self, plan: SavePlan) -> Save:
         """The planned save. One round trip."""

@@ -1,1 +1,0 @@
-"""Verbs of a Pool whose layout has groups."""

@@ -1,0 +1,1 @@
+"""Verbs of a Pool: finding, leasing, loading and saving chunks."""

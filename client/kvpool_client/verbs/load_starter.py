@@ -1,0 +1,117 @@
+"""Beginning of a load: hands leased chunks to the native threads, group by group, to copy them or to check them where they lie.
+
+The Pool has checked the arguments. Every failure of the daemon gives a load that ends with nothing. Any thread.
+"""
+
+from collections.abc import Sequence
+
+from kvpool import failpoint
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
+from kvpool.types import LoadReason
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.session import Session
+from kvpool_client.copying.copies import Copies, EngineBlocks
+from kvpool_client.verbs.lease import LeaseHold
+from kvpool_client.verbs.leased_rows import LeasedRows
+from kvpool_client.verbs.load import BegunLoad, Load, LoadedRun
+from kvpool_client.verbs.results import LoadResult
+
+
+class LoadStarter:
+    """Starts the loads of one Pool."""
+
+    def __init__(
+        self, layout: Layout, link: Link, copies: Sequence[Copies], counters: Counters, *, timeout_s: float
+    ) -> None:
+        """`copies`: of each group; a layout without groups is one."""
+        self._layout = layout
+        self._has_windows = not all(part.is_chained for part in layout.group_layouts)
+        self._link = link
+        self._copies = copies
+        self._counters = counters
+        self._timeout_s = timeout_s
+
+    def begin(
+        self,
+        leases: tuple[LeaseHold, ...],
+        first_chunk: int,
+        rows: Sequence[LeasedRows],
+        blocks: Sequence[EngineBlocks | None],
+    ) -> Load:
+        """A load of the chunks of leases, one's behind another's, from `first_chunk` on. `rows`: of each group, see
+        `LeaseHold.rows_from`; `blocks`: where they go, None to compare them with their checksums where they lie."""
+        session = leases[0].session
+        is_live = session is not None and all(lease.is_live for lease in leases)
+        # Else a lease was released, or the session has ended.
+        reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
+        if is_live and any(map(len, rows)):
+            failpoint.reach("client.load.before")
+        begun = BegunLoad(
+            leases,
+            [
+                self._loaded_run(session if is_live else None, *of_group, early=reason)
+                for of_group in zip(self._copies, rows, blocks, strict=True)
+            ],
+            first_chunk,
+            sum([lease.chunks for lease in leases]),
+            chunk_tokens=self._layout.chunk_tokens,
+            has_groups=bool(self._layout.groups),
+            has_windows=self._has_windows,
+            timeout_s=self._timeout_s,
+            on_end=self._load_ended,
+        )
+        load = Load(begun)
+        if load.is_begun:
+            are_held = [lease.begin_load(load) for lease in leases]
+            if not all(are_held):
+                load.cancel()
+            for lease in leases:
+                self._link.use_lease(lease.id)
+        return load
+
+    def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
+        """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it
+        lies."""
+        rows = lease.rows_from(first_chunk)
+        return self.begin((lease,), first_chunk, rows, [None] * len(rows))
+
+    def estimate_s(self, chunks: int) -> float:
+        """Seconds to load what a hit of so many chunks needs."""
+        return sum(
+            copies.estimate_s(part.chunks_of(chunks))
+            for part, copies in zip(self._layout.group_layouts, self._copies, strict=True)
+        )
+
+    @staticmethod
+    def _loaded_run(
+        session: Session | None, copies: Copies, rows: LeasedRows, blocks: EngineBlocks | None, *, early: LoadReason
+    ) -> LoadedRun:
+        """A run that copies the rows of one group; without a session one that has ended for the reason `early`."""
+        run, reason = None, early if len(rows) else LoadReason.COMPLETE
+        if session is not None and len(rows):
+            run = copies.load(session, rows, blocks) if blocks is not None else copies.check(session, rows)
+            reason = LoadReason.COMPLETE if run is not None else LoadReason.GONE
+        return LoadedRun(rows, copies.share.layers, copies.share.groups, run, reason)
+
+    def _load_ended(self, load: Load, result: LoadResult) -> None:
+        for lease in load.leases:
+            lease.end_load(load)
+            if load.is_begun:
+                self._link.unuse_lease(lease.id)
+        levels = b"".join([lease.tiers.tobytes() for lease in load.leases])
+        self._counters.count_load(levels[load.first_chunk : result.chunks], result)
+        session = load.leases[0].session
+        for loaded in load.runs if result.reason != "complete" else ():
+            if loaded.end_reason == LoadReason.CHECKSUM and session is not None:
+                self._report_corrupt(session, m.ReportCorrupt(*loaded.rows.place_of(loaded.good)))
+
+    def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
+        """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""
+        try:
+            failpoint.reach("client.report_corrupt.before", failpoint.unreachable)
+            session.call(report, m.Done)
+        except KVPoolError as error:
+            self._link.note_failure(session, error)
