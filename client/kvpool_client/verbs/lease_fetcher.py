@@ -89,7 +89,10 @@ class LeaseFetcher:
             try:
                 answers = call_each(session, requests, m.Leased)
                 failpoint.reach("client.acquire.after", failpoint.unreachable)
-                leased.update({number: answer for number, answer in zip(wanted, answers, strict=True) if answer})
+                for number, answer in zip(wanted, answers, strict=True):
+                    if answer is not None:
+                        self._check_rows(answer, hits[number].chunks)
+                        leased[number] = answer
                 for number in wanted:
                     self._name_tokens(session, hits[number], leased[number].tiers)
             except KVPoolError as error:
@@ -107,7 +110,7 @@ class LeaseFetcher:
 
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
-        count = sum(map(len, chunk_ranges(self._layout, promised.chunks)))
+        count = sum([part.chunks_of(promised.chunks) for part in self._layout.group_layouts])
         if len(promised.tiers) != count:
             raise ProtocolError(
                 f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}"
@@ -129,11 +132,20 @@ class LeaseFetcher:
         try:
             leased = session.call(request, m.Leased, left_s)
             failpoint.reach("client.acquire.after", failpoint.unreachable)
+            self._check_rows(leased, None if isinstance(request, m.Claim) else request.chunks)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return None
         self._counters.count("acquired_chunks", leased.chunks)
         return leased
+
+    def _check_rows(self, leased: m.Leased, asked: int | None) -> None:
+        """Raises ProtocolError for a lease of more chunks than were asked for, or without a level for each row."""
+        if asked is not None and leased.chunks > asked:
+            raise ProtocolError(f"a lease has {leased.chunks} chunks, expected at most {asked}")
+        rows = sum([part.chunks_of(leased.chunks) for part in self._layout.group_layouts])
+        if len(leased.tiers) != rows:
+            raise ProtocolError(f"a lease of {leased.chunks} chunks has {len(leased.tiers)} levels, expected {rows}")
 
     def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace = FIRST_PEER_PACE) -> Lease:
         hold = LeaseHold(session if leased.chunks else None, leased, namespace=self._namespace)
