@@ -148,7 +148,8 @@ class Prompt:
         """The chunks of a group with a window that a later prompt needs at the step's end, or where others have left this
         prompt's way; those before the chunks of this step were saved in earlier ones.
 
-        The engine still has what a request attends to that has computed `position` tokens.
+        The engine still has what a request attends to that has computed `position` tokens and one more: a first decoding step
+        that is scheduled before the last prefill's token is known has a position one token late, and its window's pages not.
         """
         group, table = geometry.groups[number], self.tables[number]
         if group.is_full:
@@ -156,7 +157,7 @@ class Prompt:
         ends = [end for end in (self.junction, whole) if self.saved < end <= whole]
         return tuple(
             chunk
-            for chunk in range(max(self.saved, group.oldest_block(position)), whole)
+            for chunk in range(max(self.saved, group.oldest_block(position + 1)), whole)
             if any(group.needed_from(end) <= chunk < end for end in ends) and table[chunk] != NO_BLOCK
         )
 

@@ -119,6 +119,21 @@ def test_a_page_that_a_window_has_passed_is_not_read_where_the_position_came_lat
     assert shared_daemon.problems() == []
 
 
+def test_a_page_that_a_window_has_passed_is_not_read_where_decoding_is_scheduled_early(
+    shared_daemon: Daemon, start: Start
+) -> None:
+    """The first step behind a claim stores nothing. The second one decodes, and its position is one token late: by that the
+    window would still have block 7, which the end at block 9 needs, where others have left this prompt's way."""
+    engine = start(shared_daemon, windows=(None, 9), shows_matched=False, overlaps=True)
+    engine.answer(PROMPT)
+    longer = [*PROMPT[:28], *range(40, 60)]
+    assert engine.answer(longer, 2)[0] == 28
+    beginning = longer[:36]
+    assert engine.answer([*beginning, 1, 2, 3, 4], 3)[0] == 28
+    assert engine.answer([*beginning, 5, 6, 7, 8], 3)[0] == 28, "what the end needs was not stored"
+    assert shared_daemon.problems() == []
+
+
 def test_where_prompts_part_is_an_end_after_the_second_one(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon, blocks=128)
     shared = PROMPT[:16]
