@@ -1,8 +1,12 @@
 """Tests of the hosts themselves: nothing of them outlives the test, however that ends."""
 
+import ast
+import os
+import subprocess
 from pathlib import Path
 
 from tests.rigs.daemon import spawn, wait_until
+from tests.rigs.nodes.namespaces import mortal
 
 CODE = """
 import subprocess, sys
@@ -22,6 +26,15 @@ def test_hosts_and_what_runs_there_end_with_a_test_that_is_killed() -> None:
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         test.kill()
         wait_until(lambda: not any(_is_running(pid) for pid in pids), "both have ended")
+
+
+def test_nothing_begins_for_a_test_that_ended_before_it_could_ask_to_end_with_it() -> None:
+    with spawn("from tests.rigs.nodes.namespaces import mortal; print(mortal())") as ended:
+        assert ended.stdout is not None
+        prefix = ast.literal_eval(ended.stdout.readline())
+    assert subprocess.run([*prefix, "echo", "it runs"], capture_output=True, check=False).stdout == b""
+    assert prefix[-1] != str(os.getpid())
+    assert subprocess.run([*mortal(), "echo", "it runs"], capture_output=True, check=True).stdout == b"it runs\n"
 
 
 def _is_running(pid: str) -> bool:

@@ -17,8 +17,8 @@ from tests.rigs.daemon import wait_until
 PROGRAMS = ("ip", "nsenter", "unshare", "setpriv")
 _CLONE_NEWNET = 0x40000000
 _OWN = "/proc/thread-self/ns/net"
-# Before a command: it ends with the thread that starts it.
-_MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
+# The command runs only if whoever starts it, the first argument, lives still: a signal asked for after its end never comes.
+_IF_STARTED_BY = 'test "$PPID" = "$0" && exec "$@"'
 
 
 def reason_to_skip() -> str:
@@ -39,7 +39,7 @@ class Host:
     def __init__(self, address: str) -> None:
         self.address = address
         self._devices: dict[str, str] = {}
-        self._holder = subprocess.Popen([*_MORTAL, "unshare", "--net", "--", "sleep", "infinity"])
+        self._holder = subprocess.Popen([*mortal(), "unshare", "--net", "--", "sleep", "infinity"])
         path = f"/proc/{self._holder.pid}/ns/net"
         wait_until(lambda: os.readlink(path) != os.readlink(_OWN), "the host has a namespace of its own")
         self._space = os.open(path, os.O_RDONLY)
@@ -62,7 +62,7 @@ class Host:
     @property
     def prefix(self) -> list[str]:
         """Before a command that is to run on this host, and to end with the test."""
-        return [*_MORTAL, "nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--"]
+        return [*mortal(), "nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--"]
 
     def run(self, *command: str) -> None:
         """Run a command here."""
@@ -99,6 +99,11 @@ class Host:
         device = self._devices[address]
         self.run("ip", "link", "set", device, "up")
         self.run("ip", "route", "replace", f"{address}/32", "dev", device, "src", self.address)
+
+
+def mortal() -> list[str]:
+    """Before a command: it ends with the thread that starts it, also where that has ended before the command began."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", _IF_STARTED_BY, str(os.getpid())]
 
 
 def _enter(space: int) -> None:
