@@ -16,7 +16,8 @@ NAME = "KVPOOL_FAIL_ON"
 # Looked for in the lines of a failure that pytest marks: the statement (>) and what it found (E).
 FAULT = re.compile(
     r"wrong|corrupt|verify|payload|acknowledged|\blost\b|== (expected|plain|computed)|\.tokens\(|tokens_of_answer"
-    r"|is_dead|crash|assert_sound|problems\(\)|error of its own|SIG[A-Z]{3}|signal|anitizer",
+    r"|other bytes|attends to|\bequal\(|array_equal|tobytes\(\) ==|is_dead|crash|assert_sound|problems\(\)|error of its own"
+    r"|SIG[A-Z]{3}|signal|anitizer",
     re.IGNORECASE,
 )
 # A line of a daemon's log that a failure quotes: it describes what the daemon did, and is no finding.
