@@ -12,6 +12,7 @@ from kvpool.index.leases import Lease
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.readers import Readers, Taken, holds_of
 from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.types import ConnectionId, HoldId
@@ -36,11 +37,11 @@ class DeviceCopies:
         """Connections of engines on the device."""
         return len(self._connections)
 
-    def open(self, session: EngineSession, uuid: bytes) -> tuple[dm.DeviceArena, int]:
+    def open(self, session: EngineSession, uuid: bytes) -> tuple[mm.Memory, int]:
         """The tier's memory for an engine on the device of this UUID: the answer, and its descriptor. Raises ProtocolError,
         Refused."""
-        if len(uuid) != dm.UUID_BYTES:
-            raise ProtocolError(f"uuid has {len(uuid)} bytes, expected {dm.UUID_BYTES}")
+        if len(uuid) != mm.UUID_BYTES:
+            raise ProtocolError(f"uuid has {len(uuid)} bytes, expected {mm.UUID_BYTES}")
         if session.is_peer:
             raise Refused("device", "another node has no device of this one")
         for link in self._links:
@@ -50,7 +51,7 @@ class DeviceCopies:
             if memory.uuid != uuid:
                 raise Refused("device", f"the engine is on device {uuid.hex()}, the daemon's is {memory.uuid.hex()}")
             self._connections.add(session.connection)
-            return dm.DeviceArena(memory.uuid, memory.size), memory.fd
+            return mm.Memory(memory.uuid, memory.size), memory.fd
         raise Refused("device", "this daemon keeps no copies in device memory")
 
     @verb(dm.FindCopies, roles=ENGINE)

@@ -24,10 +24,9 @@ from kvpool.pool.sharing.seeking import Seeking
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
-from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
-from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
 from kvpool.server.connections.audit import audit, audited
 from kvpool.server.connections.batches import serve_batch
@@ -60,15 +59,12 @@ class EngineVerbs:
         """Requests that came together."""
         return serve_batch(self._handlers, request)
 
-    @verb(sm.OpenStaging, roles=ENGINE)
-    def open_staging(self, _request: sm.OpenStaging) -> AnswerWithDescriptor:
-        """The connection's staging memory."""
+    @verb(mm.OpenMemory, roles=ENGINE)
+    def open_memory(self, request: mm.OpenMemory) -> AnswerWithDescriptor:
+        """The memory of the tier of copies, for an engine on its device, or the connection's staging memory."""
+        if request.uuid:
+            return AnswerWithDescriptor(*self._pool.device_copies.open(self._session, request.uuid))
         return AnswerWithDescriptor(*self._pool.staged.open(self._session))
-
-    @verb(dm.OpenDevice, roles=ENGINE)
-    def open_device(self, request: dm.OpenDevice) -> AnswerWithDescriptor:
-        """The memory of the tier of copies, for an engine on its device."""
-        return AnswerWithDescriptor(*self._pool.device_copies.open(self._session, request.uuid))
 
     @verb(m.Usage, roles=ENGINE)
     def usage(self, request: m.Usage) -> None:

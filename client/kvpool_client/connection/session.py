@@ -29,10 +29,9 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol import columns, versions
 from kvpool.protocol.blocking import BlockingConnection
-from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.records import staging as sm
 from kvpool.types import EPOCH_BYTES
 from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
@@ -161,25 +160,24 @@ class Session:
 
     def open_staging(self) -> kvpool_native.Mapping:
         """The connection's staging memory, mapped. One round trip. Raises as `call` does."""
-        record, fd = self._round_trip(
-            self._timeout_s,
-            sm.OpenStaging.__name__,
-            lambda left_s: self._connection.call_for_descriptor(sm.OpenStaging(), sm.Staging, left_s),
-        )
+        record, fd = self._open_memory(b"")
         try:
-            return kvpool_native.Mapping.attach(fd, record.staging_bytes, writable=True)
+            return kvpool_native.Mapping.attach(fd, record.memory_bytes, writable=True)
         except (ValueError, OSError, RuntimeError) as error:
             raise DaemonUnreachable(f"the daemon's staging memory cannot be mapped: {error}") from error
         finally:
             os.close(fd)
 
-    def open_device(self, uuid: bytes) -> tuple[dm.DeviceArena, int]:
+    def open_device(self, uuid: bytes) -> tuple[mm.Memory, int]:
         """The memory of the device tier for engines on the device of this UUID; the caller closes the descriptor. One round
         trip. Raises as `call` does."""
+        return self._open_memory(uuid)
+
+    def _open_memory(self, uuid: bytes) -> tuple[mm.Memory, int]:
         return self._round_trip(
             self._timeout_s,
-            dm.OpenDevice.__name__,
-            lambda left_s: self._connection.call_for_descriptor(dm.OpenDevice(uuid), dm.DeviceArena, left_s),
+            mm.OpenMemory.__name__,
+            lambda left_s: self._connection.call_for_descriptor(mm.OpenMemory(uuid), mm.Memory, left_s),
         )
 
     def notify(self, record: object) -> bool:

@@ -16,6 +16,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents
 from kvpool.layout import Layout
 from kvpool.pool.writers.writers import Writers
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, verb
@@ -54,7 +55,7 @@ class StagedSaves:
                 f"server.staging is {write_size(self.staging_bytes)}: no chunk can be saved"
             )
 
-    def open(self, session: EngineSession) -> tuple[sm.Staging, int]:
+    def open(self, session: EngineSession) -> tuple[mm.Memory, int]:
         """The connection's staging memory: the answer, and its descriptor. Raises Refused."""
         if not self.staging_bytes:
             raise Refused("mode", "server.write_mode is in-place: reserved slots are written in place")
@@ -62,7 +63,7 @@ class StagedSaves:
             area = self._areas.open(session.connection)
         except OSError as error:
             raise Refused("full", f"there is no staging memory: {error}") from error
-        return sm.Staging(area.size), area.fd
+        return mm.Memory(b"", area.size), area.fd
 
     @verb(sm.CopyStaged, roles=ENGINE)
     def copy(self, session: EngineSession, request: sm.CopyStaged) -> "m.Done | asyncio.Future[m.Done]":

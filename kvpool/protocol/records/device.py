@@ -1,4 +1,4 @@
-"""Device records: the memory of the daemon's device tier, and which leased chunks have a copy in it. Fields as in `messages`.
+"""Device records: which leased chunks have a copy in the memory of the daemon's device tier. Fields as in `messages`.
 
 A client maps the memory read-only and copies from it inside the device, without a hold: a copy may go at any time. It reads the
 generation of the copy's slot in the shared index again after its own copy has completed; where that has changed, what it has
@@ -7,27 +7,8 @@ read is not the chunk, and it loads the chunk from the arena, where its lease ho
 from dataclasses import dataclass
 from typing import ClassVar
 
-UUID_BYTES = 16
 # Rows of one answer: a third of a millisecond, 96 KiB.
 COPIES_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class OpenDevice:
-    """Ask for the device tier's memory, for an engine on the device of this UUID. Answered by DeviceArena, and its file
-    descriptor with it; Failure with code `device` where there is no such tier now."""
-
-    KIND: ClassVar[int] = 80
-    uuid: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceArena:
-    """The device tier's memory, always the same for the life of the daemon: `device_bytes` of it are to be mapped."""
-
-    KIND: ClassVar[int] = 81
-    uuid: bytes
-    device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Staging records, for saves by copy: a connection's staging memory, and copies out of it into reserved slots.
+"""Staging records, for saves by copy: copies out of a connection's staging memory into reserved slots.
 
 For daemons that map the arena read-only to clients (`staging_bytes` of the Welcome is not 0). A save reserves and commits as
 any other; between the two the client writes extents to its staging memory and has the daemon copy them. Fields as in
@@ -10,21 +10,6 @@ from typing import ClassVar
 
 # Extents of all chunks of one CopyStaged: of a part each has a place of its own in the arena.
 COPIED_EXTENTS_MAX = 1 << 17
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStaging:
-    """Ask for the connection's staging memory. Answered by Staging, and its file descriptor with it."""
-
-    KIND: ClassVar[int] = 27
-
-
-@dataclass(frozen=True, slots=True)
-class Staging:
-    """The connection's own staging memory, always the same; it ends with the connection."""
-
-    KIND: ClassVar[int] = 28
-    staging_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from kvpool.errors import KVPoolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import columns
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
@@ -256,9 +257,9 @@ def payload_of(key: bytes) -> bytes:
 
 
 def _open_staging(connection: BlockingConnection) -> kvpool_native.Mapping:
-    answer, fd = connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+    answer, fd = connection.call_for_descriptor(mm.OpenMemory(b""), mm.Memory)
     try:
-        return kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        return kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
     finally:
         os.close(fd)
 

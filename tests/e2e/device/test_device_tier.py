@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
-from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
 from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE
 from kvpool_native import Device
@@ -89,7 +89,7 @@ def test_an_engine_elsewhere_is_refused_and_a_daemon_without_a_device_has_none(
     keys = stored(empty_daemon, 2)
     with DeviceEngine(empty_daemon) as engine:
         with pytest.raises(Refused, match="device: the engine is on device"):
-            engine.connection.call_for_descriptor(dm.OpenDevice(bytes(16)), dm.DeviceArena)
+            engine.connection.call_for_descriptor(mm.OpenMemory(bytes(16)), mm.Memory)
         assert engine.lease(keys).chunks == CHUNKS
     with Daemon(tmp_path, **{"hbm.device": "off"}) as without, without.connect() as pool:
         assert pool.connected

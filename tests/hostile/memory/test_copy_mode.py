@@ -17,6 +17,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.types import SaveState
@@ -288,11 +289,11 @@ def _assert_published(connection: BlockingConnection, key: bytes, content: bytes
 def test_a_descriptor_is_sent_in_order_or_not_at_all(by_copy: Daemon) -> None:
     """Many requests at once: each answer in its place, and staging refused where it would overtake one."""
     with raw_engine(by_copy) as raw:
-        requests = [m.encode(m.Renew(b""), 1), m.encode(sm.OpenStaging(), 2), m.encode(m.Renew(b""), 3)]
+        requests = [m.encode(m.Renew(b""), 1), m.encode(mm.OpenMemory(b""), 2), m.encode(m.Renew(b""), 3)]
         raw.sendall(b"".join(requests))
         answers = [next_answer(raw) for _ in requests]
         assert [sequence for _, sequence, _ in answers] == [1, 2, 3]
-        assert answers[1][0] in (sm.Staging.KIND, m.Failure.KIND)
+        assert answers[1][0] in (mm.Memory.KIND, m.Failure.KIND)
 
 
 def test_staging_memory_goes_with_its_connection(by_copy: Daemon) -> None:
@@ -332,7 +333,7 @@ def _polynomial() -> int:
 
 def test_in_place_there_is_no_staging(shared_daemon: Daemon) -> None:
     with engine(shared_daemon) as connection:
-        for request, answer in ((sm.OpenStaging(), sm.Staging), (sm.CopyStaged(1, 0, 1, 0, 1, 0), m.Done)):
+        for request, answer in ((mm.OpenMemory(b""), mm.Memory), (sm.CopyStaged(1, 0, 1, 0, 1, 0), m.Done)):
             with pytest.raises(Refused):
                 connection.call(request, answer)
         assert connection.welcome.staging_bytes == 0
@@ -361,4 +362,4 @@ def test_a_killed_daemon_is_reported_as_unreachable(start_daemon: Callable[..., 
     with engine(daemon) as connection:
         daemon.kill()
         with pytest.raises(DaemonUnreachable):
-            connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+            connection.call_for_descriptor(mm.OpenMemory(b""), mm.Memory)

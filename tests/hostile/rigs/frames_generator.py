@@ -14,13 +14,14 @@ import msgpack
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from kvpool.protocol.records import codec, one_way
 from kvpool.protocol.records import events as em
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import staging as sm
 from tests.hostile.rigs.raw_clients import key_of
 
 RECORDS: tuple[type[Any], ...] = tuple(
-    record for module in (m, em, sm, om, one_way) for record in vars(module).values() if hasattr(record, "KIND")
+    record for module in (m, em, mm, sm, om, one_way) for record in vars(module).values() if hasattr(record, "KIND")
 )
 ANSWERS: tuple[type[Any], ...] = (
     m.Hello,
@@ -32,7 +33,7 @@ ANSWERS: tuple[type[Any], ...] = (
     m.Reserved,
     m.Committed,
     m.Report,
-    sm.Staging,
+    mm.Memory,
 )
 ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)
 REQUESTS = tuple(record for record in RECORDS if record not in ANSWERS)

@@ -18,6 +18,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.protocol import frames
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
@@ -95,7 +96,7 @@ def mapped_arena(connection: BlockingConnection) -> Iterator[mmap.mmap]:
 @contextlib.contextmanager
 def staging_fd(connection: BlockingConnection) -> Iterator[int]:
     """The connection's staging memory, by its descriptor."""
-    _, fd = connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+    _, fd = connection.call_for_descriptor(mm.OpenMemory(b""), mm.Memory)
     try:
         yield fd
     finally:

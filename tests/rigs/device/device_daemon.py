@@ -11,6 +11,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.device.emulated import Control, driver_path, environment
@@ -83,9 +84,9 @@ class DeviceEngine:
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
         self.layout = layout
         self.connection = BlockingConnection(daemon.socket, hello, TIMEOUT_S)
-        self.arena, fd = self.connection.call_for_descriptor(dm.OpenDevice(daemon.uuid), dm.DeviceArena)
+        self.arena, fd = self.connection.call_for_descriptor(mm.OpenMemory(daemon.uuid), mm.Memory)
         self._device = kvpool_native.Device(driver_path(), 0)
-        self.memory = self._device.attach(fd, self.arena.device_bytes)
+        self.memory = self._device.attach(fd, self.arena.memory_bytes)
         os.close(fd)
         self._stream = self._device.stream()
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvpool.layout import Layout
 from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
@@ -47,7 +48,7 @@ class CopiesPool(TieredPool):
         """Wait for the device, and be an engine on it."""
         await self.until_moved(lambda: self.link.tier.can_copy)
         answer, _ = self.pool.device_copies.open(self.session, UUID)
-        assert answer == dm.DeviceArena(UUID, self.device.memory.size)
+        assert answer == mm.Memory(UUID, self.device.memory.size)
 
     def may_have_copied(self) -> float:
         """How many chunks may have been copied so far: the room once, what was earned, and trials."""

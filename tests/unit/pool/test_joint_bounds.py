@@ -188,7 +188,7 @@ class Copier:
         self.pool, self.share = pool, share
         self.session = pool.connect()
         answer, fd = pool.pool.staged.open(self.session)
-        self.staging = kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        self.staging = kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
         self.extents = share.extents(LAYOUT)
 
     def reserve(self, path: str) -> PartSave:

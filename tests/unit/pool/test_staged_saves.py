@@ -79,7 +79,7 @@ class Setting:
         await self.pool.start()
         self.session = self.pool.open_session(ConnectionId(7), "model", SMALL)
         answer, fd = self.pool.staged.open(self.session)
-        self.staging = kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        self.staging = kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
         self.staging.view()[:] = np.random.default_rng(1).integers(0, 256, self.staging.size, np.uint8)
         self.made = self.reserve(self.session)
 
@@ -217,7 +217,7 @@ def test_a_chunk_without_a_parent_is_stored_beside_one_that_was_not_copied(
         share = kv.Share(0, window.layers // 2, 0, 1) if is_part else None
         numbers = range(window.extents) if share is None else share.extents(window)
         answer, fd = setting.pool.staged.open(session)
-        staging = kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        staging = kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
         keys = b"".join(bytes([number]) * 32 for number in (3, 4, 5))
         made = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
         for chunk in (0, 2):

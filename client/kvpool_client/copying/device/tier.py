@@ -86,7 +86,7 @@ def _opened(session: Session, device: kvpool_native.Device) -> kvpool_native.Dev
     except KVPoolError:  # no such tier, or the session has ended
         return None
     try:
-        return device.attach(fd, answer.device_bytes) if answer.uuid == device.uuid else None
+        return device.attach(fd, answer.memory_bytes) if answer.uuid == device.uuid else None
     except (RuntimeError, ValueError):  # the driver cannot map it
         return None
     finally:

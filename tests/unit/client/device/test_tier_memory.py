@@ -11,6 +11,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
+from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.sources import DeviceCopies
@@ -38,11 +39,11 @@ class Daemon:
         self.uuid = device.uuid if device is not None else b""
         self.asked: list[str] = []
 
-    def open_device(self, uuid: bytes) -> tuple[dm.DeviceArena, int]:
+    def open_device(self, uuid: bytes) -> tuple[mm.Memory, int]:
         self.asked.append("open")
         if self.memory is None:
             raise Refused("device", "this daemon keeps no copies in device memory")
-        return dm.DeviceArena(self.uuid, self.memory.size), self.memory.export()
+        return mm.Memory(self.uuid, self.memory.size), self.memory.export()
 
     def call(self, request: dm.FindCopies, answer: type[dm.Copies]) -> dm.Copies:
         self.asked.append(f"find {request.first}")
