@@ -181,7 +181,7 @@ class ConfigReading:
     idle: tuple[str, ...]
 
     def of_valid(self, faults: Iterable[str]) -> list[str]:
-        """Those of further faults that are not about an option whose value is known to be faulty."""
+        """Further faults, but those about an option whose value is known to be faulty."""
         return [fault for fault in faults if self.faulty.isdisjoint(_OPTION_NAME.findall(fault))]
 
 

@@ -69,7 +69,7 @@ class Namespaces:
 
     Invariants: a namespace has the same number in the directory of every tier; a lower tier has classes of those chunks alone
     that DRAM has one of, so that nobody uses them up by asking for what cannot be stored; `_users` counts the connections that
-    have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
+    have joined each namespace; `_by_id` has every number given, `_given_back` the numbers that stand for no namespace any more.
     """
 
     def __init__(self, directory: kvpool_native.Directory, user_quota: float = 1.0) -> None:

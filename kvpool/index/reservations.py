@@ -44,7 +44,7 @@ class ReservedRun:
 
     @property
     def layout(self) -> Layout:
-        """That of its chunks."""
+        """Layout of its chunks."""
         return self.session.layout
 
     def slices(self, first: int, end: int) -> list[tuple[ReservationId, int, int]]:

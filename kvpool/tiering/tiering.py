@@ -138,7 +138,7 @@ class Tiering:
         return found
 
     def missing(self, keys: KeyColumn) -> KeyColumn:
-        """Those of these chunks that neither the arena has nor a lower tier that can be read."""
+        """The keys whose chunks neither the arena has nor a lower tier that can be read."""
         for directory in (self._directory, *(link.slots.directory for link in self.lower if link.tier.can_read)):
             keys = KeyColumn.of([key for key in keys if not directory.place_of(key)[1]])
         return keys

@@ -117,7 +117,7 @@ class PromiseLine:
         self._fresh: list[Question] = []
         self._returned: list[bytes] = []
         self.calls: deque[_Call] = deque()  # of other threads; any thread appends
-        # Of each frame, its number and who asks.
+        # The number of each frame, and the questions in it.
         self.asked: deque[tuple[int, Sequence[Question] | _Call]] = deque()
         self._sequence = itertools.count(1)
         self._session: Session | None = None

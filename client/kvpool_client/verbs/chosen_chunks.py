@@ -15,7 +15,7 @@ from kvpool_client.key_chain import KeyChain
 def chunks_to_save(
     layout: Layout, keys: KeyChain, chunks: range, *, boundaries: Sequence[int] | None, held: int
 ) -> tuple[Sequence[int], ...]:
-    """Those of some chunks of a prompt that a save of them stores of each group. Raises InvalidArgument.
+    """Chunks of each group that a save of these chunks of a prompt stores. Raises InvalidArgument.
 
     `boundaries`: how many chunks each boundary has before it; one with none stores nothing. None: the last one at which a
     token of the prompt is left to be computed, the prompt's end, and the end of the longest hit that a lease of all ranks

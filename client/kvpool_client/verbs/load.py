@@ -257,7 +257,7 @@ class Load:
 
     @staticmethod
     def _reason_of(reasons: Sequence[LoadReason]) -> LoadReason:
-        """That of the first group that is not complete."""
+        """Reason of the first group that is not complete."""
         return next((reason for reason in reasons if reason != LoadReason.COMPLETE), LoadReason.COMPLETE)
 
     def _result_of(self, chunks: int, reason: LoadReason) -> LoadResult:

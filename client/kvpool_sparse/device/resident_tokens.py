@@ -33,7 +33,7 @@ class ResidentTokens:
         return self._first.nbytes + self._ring.nbytes
 
     def spans(self, begin: int, end: int) -> list[range]:
-        """Those of the tokens `begin` … `end` - 1 that are resident once all of them are written."""
+        """Which of the tokens `begin` … `end` - 1 are resident once all of them are written."""
         first = range(begin, min(end, self.init_tokens))
         last = range(max(begin, self.init_tokens, end - self.ring_tokens), end)
         return [span for span in (first, last) if len(span)]

@@ -277,7 +277,7 @@ class RefusalCode:
     BUSY = "busy"  # too many unanswered requests of this peer, or too many connections
     RATE = "rate"  # too many frames of this peer in a second
     STOPPING = "stopping"  # the node is about to end
-    TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol; no shared memory for who asks
+    TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol; or no memory shared with the node
     FAILED = "failed"  # the node could not serve it, for a reason that it has logged
 
 

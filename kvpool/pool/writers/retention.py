@@ -38,7 +38,7 @@ class RetentionColumns(NamedTuple):
         return cls(bytes([priority]) * chunks, duration_ms.to_bytes(DURATION_BYTES, "little") * chunks)
 
     def part(self, first: int, end: int) -> "RetentionColumns":
-        """That of the chunks from `first` up to `end`."""
+        """The columns of the chunks from `first` up to `end`."""
         return RetentionColumns(
             self.priorities[first:end], self.durations[first * DURATION_BYTES : end * DURATION_BYTES]
         )

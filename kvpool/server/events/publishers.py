@@ -58,12 +58,12 @@ class EventPublishers:
 
     @property
     def publish_endpoint(self) -> str:
-        """That of all models."""
+        """Endpoint at which events of all models are published."""
         return self._all[0].publish_endpoint
 
     @property
     def replay_endpoint(self) -> str:
-        """That of all models."""
+        """Endpoint at which events of all models are sent again."""
         return self._all[0].replay_endpoint
 
     @property

@@ -99,7 +99,7 @@ class EngineJob:
         try:
             await self._fetch_all(window, deadline)
         except PartFailed as failed:
-            # Whether who asks or who waits for the part notices the deadline first is chance.
+            # It is chance whether the asking node or the waiter for the part notices the deadline first.
             is_late = failed.fault == "unreachable" and deadline.has_passed()
             fault = self.fault = "late" if is_late else failed.fault
         except asyncio.CancelledError:

@@ -77,7 +77,7 @@ class Hits:
 
     @property
     def all(self) -> int:
-        """Those of all tiers."""
+        """Blocks of all tiers."""
         return self.hbm + self.dram + self.ssd
 
 

@@ -23,7 +23,7 @@ class OwnExtents:
 
     @classmethod
     def of(cls, layout: Layout, share: Share) -> "OwnExtents":
-        """Those of a share of chunks of a layout."""
+        """Extents of a share of each chunk of a layout."""
         return cls(share.extents(layout), layout.payload_bytes, layout.extent_bytes)
 
     def __len__(self) -> int:

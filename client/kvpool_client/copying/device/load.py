@@ -106,7 +106,7 @@ class DeviceLoad:
         self._thread.join()
 
     def chunks(self) -> int:
-        """Leading chunks that have not failed; of an ended load, those of which every layer is in place."""
+        """Leading chunks that have not failed; of an ended load, the leading chunks whose layers are all in place."""
         with self._changed:
             return self._good if not self._has_ended or self._layers_done == len(self._extents) else 0
 
