@@ -53,8 +53,8 @@ MONITOR_END_S, MONITOR_POLL_MS = 2.0, 50
 
 
 class ConnectionGuard:
-    """See the module. `ended`: connections shut down until now; `crowded`, `silent`, `ended_for_bytes`: of these, those for
-    which there was no room, those without a Hello, and those that sent more than was read."""
+    """See the module. `ended`: connections shut down until now; `crowded`, `silent`: of these, those for which there was no
+    room, and those without a Hello."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ConnectionGuard:
         self._accepts_of: OrderedDict[bytes, TokenBucket] = OrderedDict()
         self._round: list[GuardedConnection] = []
         self._next: asyncio.TimerHandle | None = None
-        self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
+        self.ended = self.crowded = self.silent = 0
         self._held: dict[int, GuardedConnection] = {}  # by the duplicate's descriptor
         monitor = router.get_monitor_socket(EVENTS)
         self._arrivals = ArrivalWatch(loop, self._note_arrival)
@@ -345,7 +345,6 @@ class ConnectionGuard:
 
     def _end_flood(self, found: GuardedConnection) -> None:
         if not found.is_ended:
-            self.ended_for_bytes += 1
             self._shut_down(found)
             self._on_flood()
 

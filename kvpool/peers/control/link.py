@@ -197,7 +197,8 @@ class PeerLink:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
-        dealer.setsockopt(zmq.SNDHWM, 2 * self._settings.waiting_max)
+        # ZMQ notes what was sent in steps of half of it: room for a request and a Release of each that waits, and one of each.
+        dealer.setsockopt(zmq.SNDHWM, 4 * (self._settings.waiting_max + 1))
         dealer.setsockopt(zmq.RCVHWM, 0)  # bounded by `unread_bytes.py`, which says why
         dealer.setsockopt(zmq.MAXMSGSIZE, ZMQ_MESSAGE_BYTES_MAX)
         dealer.setsockopt(zmq.IPV6, int("[" in self.member.endpoint))

@@ -29,8 +29,9 @@ from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
 
 OPTION = "peer.listen"
-# Answers that wait for a peer to read them.
-HIGH_WATER_MARK = 16
+# Answers that wait for a peer to read them. ZMQ notes what was read in steps of half of it: the other half has room for all
+# that an honest peer waits for.
+HIGH_WATER_MARK = 40
 # A connection's bytes that are not read yet: more than all that a link asks at once, half a MiB for the most keys.
 UNREAD_BYTES_MAX = 8 * wire.MESSAGE_BYTES_MAX
 # ZMQ counts the encryption of a message with it.

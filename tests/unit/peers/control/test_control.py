@@ -49,6 +49,34 @@ async def test_a_pull_is_offered_and_released() -> None:
     assert owner.forgotten == [puller]
 
 
+async def test_answers_to_all_that_waits_go_out_at_once() -> None:
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        for _ in range(50):
+            waiting = [link.request(pull_of(link.next_pull()), 60.0) for _ in range(LINK.waiting_max)]
+            await until(lambda: len(owner.pulls) == LINK.waiting_max, "the pulls have come")
+            assert all(answer(offer_to(pull)) for _, pull, answer in owner.pulls), "none finds the connection full"
+            assert [(await one).chunks for one in waiting] == [2] * LINK.waiting_max
+            owner.pulls.clear()
+
+
+async def test_as_many_releases_and_pulls_as_may_wait_go_out_at_once() -> None:
+    owner = Owner()
+    settings = ControlServerSettings(frames_per_s=1e6)
+    with fleet() as nodes:
+        watcher = nodes.watch()
+        link = await watcher.ready(nodes.serve(owner, settings=settings))
+        former: list[int] = []
+        for _ in range(30):
+            for pull in former:
+                link.release(pull)
+            former = [link.next_pull() for _ in range(LINK.waiting_max)]
+            waiting = [link.request(pull_of(number), 60.0) for number in former]
+            assert [(await one).chunks for one in waiting] == [2] * LINK.waiting_max
+        assert watcher.client.counts["unsent"] == 0
+
+
 async def test_rows_of_a_pull_are_staged() -> None:
     owner = Owner()
     with fleet() as nodes:
