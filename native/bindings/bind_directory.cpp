@@ -141,8 +141,6 @@ Fields stats_of_directory(const Directory& directory) {
   result["entries"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
-  result["quarantined"] = counts.quarantined;
-  result["quarantined_bytes"] = counts.quarantined_bytes;
   result["held"] = counts.held;
   result["holds"] = counts.holds;
   result["pinned"] = counts.pinned;

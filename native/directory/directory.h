@@ -24,15 +24,13 @@
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
 // table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: directory_copies.cpp.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
-// that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
-// has its slots in quarantine, out of use until a fence is released.
+// that a client, a disk or a peer writes to it: only these two gate the slot's reuse.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -135,13 +133,6 @@ class Directory {
   // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
-
-  // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
-  // their slots stay out of use until it has reported on each (`landed`, `fail_landing`), or the fence that this returns is
-  // released. 0: unknown.
-  [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
-  // All writers that were abandoned up to this fence have ended: how many slots may be used again.
-  size_t release_quarantine(FenceId fence) noexcept;
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
   // at once, and read each extent when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
@@ -376,7 +367,7 @@ class Directory {
   void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
   void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
   void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
-  void verify_namespaces(Broken& broken) const, verify_quarantine(Broken& broken) const;
+  void verify_namespaces(Broken& broken) const;
   void verify_copies(Broken& broken) const, verify_copy(RecordId id, Broken& broken) const;
 
   const DirectoryGeometry geometry_;
@@ -408,8 +399,6 @@ class Directory {
   HoldTable holds_;
   HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
-  std::deque<Quarantined> quarantine_;  // in the order of their fences
-  FenceId last_fence_ = 0;
   // Runs of chunks that wait for the one before them, by their first record: with the hold that keeps them, and their checksums.
   struct WaitingRun {
     HoldId hold = 0;

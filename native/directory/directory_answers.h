@@ -63,8 +63,6 @@ enum class Declined : uint8_t {
 };
 inline constexpr size_t DECLINED = 5;
 
-using FenceId = uint64_t;  // of abandoned writers: they rise
-
 // Where a chunk that is promoted comes from.
 struct PromotionSource {
   Tier tier;
@@ -148,8 +146,6 @@ struct DirectoryStats {
   uint64_t unsaved_chunks = 0;  // of these, without a copy in any lower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
-  uint64_t quarantined = 0;  // of these: slots whose writer was abandoned
-  uint64_t quarantined_bytes = 0;
   uint64_t held = 0;  // chunks that somebody holds
   uint64_t holds = 0;
   uint64_t pinned = 0;  // chunks with pins that nobody holds

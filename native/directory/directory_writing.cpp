@@ -162,7 +162,7 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
   state.records.erase(cut, state.records.end());
   for (; !state.written.empty() && state.written.back() >= left; state.written.pop_back()) {
     const RecordId id = ending[state.written.back() - left];
-    if (!records_[id].has_writer || records_[id].is_abandoned) {
+    if (!records_[id].has_writer) {
       continue;
     }
     if (records_[id].state == ChunkState::WRITING) {

@@ -1,5 +1,5 @@
-// What a directory notes of a promotion and of an abandoned writer, and what it finds out once for all chunks of a reservation.
-// Plain values; the control thread's.
+// What a directory notes of a promotion, and what it finds out once for all chunks of a reservation. Plain values; the control
+// thread's.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,6 @@ struct Promotion {
   Tier tier;                        // that the chunk is read from
   uint64_t generation;              // there; 0: the tier has no directory here
   std::vector<uint32_t> checksums;  // what its extents must be; none: not known
-};
-
-// A slot whose writer may still write.
-struct Quarantined {
-  FenceId fence;  // that ends it
-  RecordId record;
-  uint64_t generation;
 };
 
 // How much of a reserve is done in one call.

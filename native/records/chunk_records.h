@@ -73,7 +73,6 @@ struct alignas(64) ChunkRecord {
   Standing standing : 2 = Standing::SAVED;
   uint8_t source : 3 = 0;            // while PROMOTING: the level that it is read from
   bool has_writer : 1 = false;       // somebody writes to its slot: a client, a disk, a peer
-  bool is_abandoned : 1 = false;     // its writer is, and may still write: its slot is in quarantine
   bool has_copy : 1 = false;         // the directory of copies has it too, READY
   bool is_following : 1 = false;     // while WRITING: behind a chunk that another reservation was writing
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers

@@ -347,19 +347,6 @@ TEST(a_key_without_room_in_the_table_takes_the_slot_of_a_chunk_with_a_copy) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_writer_that_hangs_keeps_its_slots_until_its_fence) {
-  DevicePool pool(16, 16);
-  EXPECT(pool.memory.store(range(1, 2)) == 2);
-  const Reservation made = pool.reserve(pool.device, range(1, 2));
-  const FenceId fence = pool.device.abandon(made.id, ++pool.memory.now);
-  EXPECT(pool.device.stats().quarantined == 2 && pool.device.stats().used_bytes == 2 * CHUNK);
-  EXPECT(pool.is_sound());
-  EXPECT(pool.device.release_quarantine(fence) == 2);
-  EXPECT(pool.device.stats().used_bytes == 0);
-  EXPECT(pool.copy(range(1, 2)) == 2);
-  EXPECT(pool.is_sound());
-}
-
 TEST(several_sizes_of_chunks_share_a_device) {
   DevicePool pool(400, 400);
   constexpr uint64_t LARGE = HUGE_PAGE_BYTES / 2;
