@@ -63,7 +63,7 @@ void bind_retention(nb::class_<Directory>& directory) {
             if (!(share >= 0.0 && share <= 1.0)) {
               throw nb::value_error("share must be 0 to 1");
             }
-            self.cap_retained(share);
+            self.ledger().cap(share);
           },
           "share"_a, "At most this share of the capacity is retained above the default priority from now on.")
       .def("retain", &retain, "namespace"_a, "keys"_a, "priorities"_a, "durations_ms"_a, "now_ns"_a,
@@ -78,11 +78,13 @@ void bind_retention(nb::class_<Directory>& directory) {
           },
           "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
       .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")
-      .def("next_expiry_ns", &Directory::next_expiry_ns, "When `expire_retention` is to be called next; None: no priority can expire.")
+      .def(
+          "next_expiry_ns", [](Directory& self) { return self.ledger().next_ns(); },
+          "When `expire_retention` is to be called next; None: no priority can expire.")
       .def(
           "take_expired",
           [](Directory& self) {
-            const auto keys = self.take_expired();
+            const auto keys = self.ledger().take_expired();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
           "The keys of which the priority has expired in this lower tier since the last call, packed.")

@@ -241,30 +241,35 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             if (admitted > static_cast<uint32_t>(Admitted::NOTHING)) {
               throw nb::value_error("admitted must be 0 to 3");
             }
-            self.admit(static_cast<Admitted>(admitted), least_chance);
+            self.demotion().admit(static_cast<Admitted>(admitted), least_chance);
           },
           "admitted"_a, "least_chance"_a = 0.0,
           "These chunks are written to the lower tier from now on (0 all, 1 those with at least this chance of a use and those\n"
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
-      .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
-      .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
-           "What was evicted from the lower tier since its last use may be written there once more: of the records from the\n"
-           "cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.")
+      .def(
+          "knows_chances", [](Directory& self) { return self.demotion().knows_chances(); },
+          "Whether the policy has learned how likely chunks are to be used again.")
+      .def(
+          "forget_written", [](Directory& self, uint32_t cursor, uint32_t looks) { return self.demotion().forget_written(cursor, looks); },
+          "cursor"_a, "looks"_a,
+          "What was evicted from the lower tier since its last use may be written there once more: of the records from the\n"
+          "cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
           "remember_evicted",
           [](Directory& self, uint32_t chunks) {
             if (chunks == 0) {
               throw nb::value_error("chunks must be positive");
             }
-            self.remember_evicted(chunks);
+            self.demotion().remember_evicted(chunks);
           },
           "chunks"_a, "Remembers evicted chunks, about so many: one that comes again counts as touched before. To be called once.")
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
                    "Bytes in use that cannot be evicted without a write before: not those of idle chunks that are saved or being saved.")
       .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
       .def("keys_of", &keys_of, "holds"_a, "The keys of holds and pins, of one after the other, packed.")
-      .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
-           "While True nothing is evicted that no other tier has: NOT_READY instead.")
+      .def(
+          "protect_unsaved", [](Directory& self, bool is_protected) { self.room().protect_unsaved(is_protected); }, "is_protected"_a,
+          "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
            "Rows in the format of `RESTORE_ROW`, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,

@@ -8,12 +8,8 @@
 namespace kvpool {
 namespace {
 
-// Unless `cap_retained` sets another share: enough for the prompts that all requests share, too little to fill the tier.
+// Unless the ledger is given another share: enough for the prompts that all requests share, too little to fill the tier.
 constexpr double RETAINED_SHARE = 0.3;
-// Part of the capacity for which the counts of a size class remember what was written to lower tiers and what was lost: a guess.
-constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
-// Entries looked at from each end of a list for the position of a chunk that has lost its last child: the child was the oldest.
-constexpr uint32_t CHILDLESS_STEPS = 64;
 
 }  // namespace
 
@@ -35,12 +31,13 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       records_(geometry.max_chunks),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
       queues_(records_, *policy_),
-      write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
-      unsaved_order_(queues_, write_shares_),
+      standings_(records_, arena_, queues_),
+      demotion_(records_, arena_, queues_, *policy_, standings_, geometry.capacity),
+      room_(records_, arena_, queues_, standings_, demotion_, stats_, geometry.capacity),
       retention_(records_, arena_, geometry.capacity),
       holds_(records_),
       shares_(holds_, records_, arena_, geometry.capacity, geometry.max_chunks) {
-  cap_retained(RETAINED_SHARE);
+  retention_.cap(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
 }
@@ -53,9 +50,9 @@ std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t exten
   const auto added = arena_.add_class(chunk_bytes, extents, has_place_below, instead);
   if (arena_.class_count() > known) {
     queues_.add_class();
-    write_shares_.add_class();
+    demotion_.add_class();
   } else if (added && *added == instead) {
-    write_shares_.forget(instead);
+    demotion_.forget_class(instead);
   }
   return added;
 }
@@ -98,7 +95,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
   KVPOOL_CHECK(record.holds == 0);
   latest_ns_ = std::max(latest_ns_, now_ns);
   record.last_access_ns = latest_ns_;
-  record.standing = standing_of(record);
+  record.standing = standings_.of(record);
   queues_.add(id);
   count_idle(record);
 }
@@ -173,13 +170,13 @@ void Directory::hide(RecordId id) noexcept {
 }
 
 void Directory::remove_idle(RecordId id) noexcept {
-  KVPOOL_CHECK(is_free(records_[id]));
+  KVPOOL_CHECK(records_[id].is_free());
   const RecordId parent = records_[id].parent;
   const uint64_t last_access_ns = records_[id].last_access_ns;
   make_busy(id);
   hide(id);
   free_slot(id);
-  requeue_childless(parent, last_access_ns);
+  standings_.requeue_childless(parent, last_access_ns);
 }
 
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
@@ -192,31 +189,10 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   remove_idle(leaf);
 }
 
-// A chunk that was moved beside its child, or set aside for it, goes back to its own position when its last child has left.
-// It was used no earlier than its child.
-void Directory::requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept {
-  if (!parent.valid()) {
-    return;
-  }
-  ChunkRecord& record = records_[parent];
-  const bool is_behind_child = record.last_access_ns < child_access_ns;
-  record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
-  record.is_cut = record.is_cut || is_behind_child;
-  if (record.first_child.valid() || !is_listed(record)) {
-    return;
-  }
-  if (record.is_aside || is_behind_child) {
-    queues_.remove(parent);
-    stand_by_access(parent, CHILDLESS_STEPS, false);
-  } else if (record.level != record.priority) {
-    requeue(parent);
-  }
-}
-
 void Directory::make_zombie(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.holds > 0 || record.pins > 0);
-  if (is_listed(record)) {
+  if (record.is_listed()) {
     queues_.remove(id);
   }
   stats_.aborted_chunks += record.state == ChunkState::WRITING ? 1U : 0U;
@@ -245,11 +221,11 @@ uint64_t Directory::remove_subtree(RecordId top) noexcept {
     const bool is_last = id == top;
     const RecordId parent = records_[id].parent;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
-    if (is_free(records_[id])) {
+    if (records_[id].is_free()) {
       remove_idle(id);
     } else {
       make_zombie(id);
-      requeue_childless(parent, 0);
+      standings_.requeue_childless(parent, 0);
     }
     if (is_last) {
       return removed;
@@ -283,7 +259,7 @@ uint64_t Directory::drop(const ChunkKey& key, uint64_t generation) {
 
 uint64_t Directory::discard(const ChunkKey& key) {
   const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state)) {
+  if (!entry || !entry->record.valid() || !records_[entry->record].has_bytes()) {
     return 0;
   }
   departure_ = Cause::DISCARDED;

@@ -38,18 +38,19 @@
 
 #include "records/change_feed.h"
 #include "shared_index/chunk_index.h"
+#include "directory/demotion_order.h"
 #include "directory/directory_answers.h"
 #include "directory/directory_geometry.h"
 #include "eviction/eviction_queues.h"
-#include "eviction/ghost_filter.h"
 #include "holds/hold_table.h"
 #include "holds/holder_shares.h"
 #include "base/memory.h"
 #include "directory/reserve_plan.h"
+#include "directory/room_planner.h"
+#include "directory/standings.h"
 #include "directory/tier_set.h"
 #include "retention/retention_ledger.h"
 #include "records/token_ids.h"
-#include "directory/unsaved_order.h"
 
 namespace kvpool {
 
@@ -69,7 +70,6 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  void cap_retained(double share) noexcept { retention_.cap(share); }  // at most this share of the capacity: see RetentionLedger
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
@@ -128,10 +128,10 @@ class Directory {
   [[nodiscard]] Columns follow_saves(NamespaceId owner, const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n);
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
-  // Takes what was not committed out of sight, but its slots stay taken until end_reservation: the writer may still write.
-  bool expire_reservation(HoldId reservation, uint64_t now_ns);
-  // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
+  // The same for `limit` chunks at most, the last ones first: whether nothing is left to do.
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
+  // Takes `limit` chunks that were not committed out of sight, the last ones first, but their slots stay taken until the reservation
+  // ends: the writer may still write. Whether nothing is left to do; once begun, nothing is committed.
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
@@ -160,19 +160,12 @@ class Directory {
   // Ends priorities whose duration is over, a bounded number; `reserve`, `promote` and `retain` do too. Where several tiers retain
   // a chunk alike, it expires in all of them when its duration after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
-  // When to call it next; nothing while no priority can expire.
-  [[nodiscard]] std::optional<uint64_t> next_expiry_ns() const noexcept { return retention_.next_ns(); }
-  // The keys of which the priority has expired in this lower tier since the last call, packed.
-  [[nodiscard]] std::vector<ChunkKey> take_expired() noexcept { return retention_.take_expired(); }
+  // The cap on what is retained, when to call `expire_retention` next, and what of this lower tier has expired.
+  [[nodiscard]] RetentionLedger& ledger() noexcept { return retention_; }
 
-  // From now on these chunks are written to lower tiers, with what precedes them. `least_chance`: what LIKELY means.
-  void admit(Admitted admitted, double least_chance = 0) noexcept;
-  [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written to a lower tier and evicted there is written again only when used. Forgets that of `looks` records from the
-  // cursor (0 = start) on: returns where to go on, 0 at the end.
-  [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
-  // Remembers chunks that are evicted: one that comes again counts as touched before. REQUIRES: chunks > 0, called once.
-  void remember_evicted(uint32_t chunks);
+  // What is admitted to lower tiers, and what `reserve` and `promote` may evict for their room.
+  [[nodiscard]] DemotionOrder& demotion() noexcept { return demotion_; }
+  [[nodiscard]] RoomPlanner& room() noexcept { return room_; }
 
   // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
@@ -185,9 +178,6 @@ class Directory {
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
-  bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
-  // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
-  void protect_unsaved(bool is_protected) noexcept { protects_unsaved_ = is_protected; }
 
   // Makes a chunk of an earlier life READY where it lies, as if used before everything that is here: ancestors come before
   // descendants, the most recent first. False where its parent, its place or room is lacking.
@@ -227,7 +217,7 @@ class Directory {
   [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;
   [[nodiscard]] uint32_t namespaces() const noexcept { return static_cast<uint32_t>(namespaces_.size()); }
   [[nodiscard]] DirectoryStats stats() const noexcept;
-  [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
+  [[nodiscard]] uint64_t unsaved_bytes() const noexcept { return standings_.unsaved_bytes(stats_.used_bytes); }
   [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
   [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
   [[nodiscard]] Tier tier() const noexcept { return tier_; }
@@ -245,7 +235,6 @@ class Directory {
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
             const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, Directory* originals);
@@ -272,16 +261,9 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
-  [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
-  [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
-  void set_written(ChunkRecord& record, bool is_written) noexcept;
-  [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
-  void settle(RecordId id) noexcept;
-  void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
-  void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
-  [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
-  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
+  void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
+  [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
+  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
   [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
   void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
@@ -296,21 +278,17 @@ class Directory {
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
-  [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
-  void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
   // directory_retention.cpp: what the ledger leaves to the directory, which knows the queues and the other tiers.
   [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
   [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
   void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
   void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
-  void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
+  void forget_retention(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
   [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
   [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
   [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
   [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention retention) const noexcept;
   void expire(RecordId id), expire_here(RecordId id);
-  [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
@@ -326,8 +304,6 @@ class Directory {
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept, abort_writing(RecordId id) noexcept;
-  // Copied whole, and out of sight until the chunk before it is READY.
-  [[nodiscard]] static bool is_waiting(const ChunkRecord& of) noexcept { return of.state == ChunkState::WRITING && !of.has_writer; }
   // Chunks of lower tiers and copies are committed in their order: what is dropped meanwhile has been dropped in its source.
   [[nodiscard]] bool has_clients() const noexcept { return originals_ == nullptr && !is_lower(); }
   [[nodiscard]] bool may_follow(const ChunkRecord& of) const noexcept { return of.state == ChunkState::WRITING && has_clients(); }
@@ -348,16 +324,9 @@ class Directory {
   void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower);
   [[nodiscard]] bool has_expected_extents(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
-  // directory_room.cpp, directory_victims.cpp
-  [[nodiscard]] bool may_evict(RecordId id) const noexcept;
-  [[nodiscard]] SaveState wait_for(RecordId id) noexcept;
-  [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners) const;
-  [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
-  void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
+  // directory_reach.cpp
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
-  [[nodiscard]] bool is_removable(RecordId id) const;
   template <typename Predicate>
   [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
   [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
@@ -376,12 +345,7 @@ class Directory {
   Directory* copies_ = nullptr;  // the other way: that one's own doing
   TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
   uint8_t upper_bits_ = 0, lower_bits_ = 0;
-  bool protects_unsaved_ = false;
   uint32_t max_chain_ = UINT32_MAX;
-  uint64_t written_bytes_ = 0;  // of chunks with was_below
-  Admitted admitted_ = Admitted::ALL;
-  double least_chance_ = 0;
-  std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
@@ -392,9 +356,9 @@ class Directory {
   TokenIds tokens_;
   const std::unique_ptr<EvictionPolicy> policy_;
   EvictionQueues queues_;
-  WriteShares write_shares_;
-  UnsavedOrder unsaved_order_;
-  EmptySearch empty_search_;
+  Standings standings_;
+  DemotionOrder demotion_;
+  RoomPlanner room_;
   RetentionLedger retention_;
   HoldTable holds_;
   HolderShares shares_;

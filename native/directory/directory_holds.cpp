@@ -38,7 +38,7 @@ size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t*
   }
   size_t length = 0;
   while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent &&
-         has_bytes(records_[out[length]].state)) {
+         records_[out[length]].has_bytes()) {
     parent = out[length++];
   }
   out.resize(length);
@@ -127,7 +127,7 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     give_up_landing(*id);
-    set_written(record, false);
+    standings_.set_written(record, false);
     if (!holds_.unhold(*id)) {
       // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
@@ -200,7 +200,7 @@ std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* l
   const auto entry = table_.find(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
   if (entry && entry->record.valid() && records_[entry->record].owner == owner &&
-      has_bytes(records_[entry->record].state) && records_[entry->record].depth + 1 == n) {
+      records_[entry->record].has_bytes() && records_[entry->record].depth + 1 == n) {
     chain.reserve(n);
     append_chain(entry->record, n, chain);
   }

@@ -16,11 +16,6 @@ constexpr int EVICTIONS_MAX = 8;
 
 }  // namespace
 
-// Whether a chunk may be evicted from this tier now, with what follows it.
-bool Directory::is_removable(RecordId id) const {
-  return may_evict(id) && (!records_[id].first_child.valid() || may_evict_all({id}));
-}
-
 // Whether something holds for the chunk in every tier from this one down that has it.
 template <typename Predicate>
 bool Directory::in_all_tiers(const ChunkKey& key, Predicate is_true) const {
@@ -43,7 +38,7 @@ std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
     const ChunkRecord* top = nullptr;  // in the uppermost tier that has it
     const bool may_go = in_all_tiers(neighbour, [&top](const Directory& tier, RecordId id) {
       top = top == nullptr ? &tier.records_[id] : top;
-      return tier.may_evict(id);
+      return tier.room_.may_evict(id, tier.latest_ns_);
     });
     if (may_go && top != nullptr) {
       candidates.emplace_back(top->first_child.valid(), top->level, top->last_access_ns, neighbour);
@@ -55,7 +50,7 @@ std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
   };
   std::sort(candidates.begin(), candidates.end(), is_before);
   for (const auto& [has_followers, level, last_access_ns, neighbour] : candidates) {
-    if (in_all_tiers(neighbour, [](const Directory& tier, RecordId id) { return tier.is_removable(id); })) {
+    if (in_all_tiers(neighbour, [](const Directory& tier, RecordId id) { return tier.room_.may_evict_all({id}, tier.latest_ns_); })) {
       return neighbour;
     }
   }

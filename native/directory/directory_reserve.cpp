@@ -1,5 +1,5 @@
 // Reservations: which chunks of a chain are present, reserved or declined. See directory.h; commit and end are in
-// directory_writing.cpp, evictions for their room in directory_room.cpp.
+// directory_writing.cpp, the victims for their room in room_planner.cpp.
 #include <algorithm>
 
 #include "base/check.h"
@@ -62,7 +62,7 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   }
   const auto entry = table_.find(*parent);
   if (!entry || !entry->record.valid() ||
-      !(has_bytes(records_[entry->record].state) || (!is_promotion && may_follow(records_[entry->record]))) ||
+      !(records_[entry->record].has_bytes() || (!is_promotion && may_follow(records_[entry->record]))) ||
       records_[entry->record].owner != owner || records_[entry->record].size_class != size_class) {
     return false;
   }
@@ -237,11 +237,11 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
 SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept {
   const bool is_crowded = !is_known && !table_.is_in_reach(key);
   if (is_crowded) {
-    if (const SaveState state = plan_room(size_class, search).state; state != SaveState::RESERVED) {
+    if (const SaveState state = room_.plan_room(size_class, search, latest_ns_).state; state != SaveState::RESERVED) {
       return state;
     }
     if (!clear_reach(key)) {
-      return protects_unsaved_ ? SaveState::NOT_READY : SaveState::FULL;
+      return room_.protects_unsaved() ? SaveState::NOT_READY : SaveState::FULL;
     }
   }
   const SaveState state = make_room(size_class, search);
@@ -249,6 +249,27 @@ SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_
     table_.erase(key);  // the slot that it got and does not need
   }
   return state;
+}
+
+// Evicts exactly what is in the plan, or nothing.
+SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
+  const RoomPlan plan = room_.plan_room(size_class, search, latest_ns_);
+  if (plan.state != SaveState::RESERVED) {
+    return plan.state;
+  }
+  const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
+  for (const RecordId id : plan.slot_owners) {
+    if (records_[id].state == ChunkState::READY) {  // else it went with its parent
+      evict_subtree(id, plan.slot_reason);
+    }
+  }
+  for (const RecordId id : plan.further) {
+    const Eviction reason = records_[id].size_class == size_class ? Eviction::OWN_CLASS : Eviction::OTHER_CLASS;
+    evict(id, stats_.used_bytes + bytes > geometry_.capacity ? reason : Eviction::INDEX_FULL);
+  }
+  KVPOOL_CHECK(arena_.can_allocate(size_class));
+  KVPOOL_CHECK(stats_.used_bytes + bytes <= geometry_.capacity);
+  return SaveState::RESERVED;
 }
 
 // Gives a blank record its slot, generation and entry.
@@ -264,7 +285,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   fresh.state = as;
   fresh.has_writer = true;
   // What returns from a lower tier, or comes again after it was evicted, was used before.
-  fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
+  fresh.touches = as == ChunkState::PROMOTING || demotion_.remembers(fresh.key) ? 2 : 1;
   enter(fresh.key, id);
   stats_.used_bytes += chunk_bytes(fresh);
   shares_.protect(fresh.size_class);

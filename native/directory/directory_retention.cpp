@@ -7,25 +7,17 @@
 namespace kvpool {
 namespace {
 
-// Entries looked at from each end of a queue for a chunk's position by its last use: a guess that bounds the time.
-constexpr uint32_t POSITION_STEPS = 64;
 // Priorities that expire in one call; the others do in the next.
 constexpr uint32_t EXPIRED_AT_ONCE = 256;
 
 }  // namespace
 
-// Moves an idle chunk to the queue of its own priority, by its last use; one that is too old for a position becomes the first.
-void Directory::requeue(RecordId id) noexcept {
-  queues_.remove(id);
-  stand_by_access(id, POSITION_STEPS, true);
-}
-
 // The ancestors of a chunk that the ledger ended to retain with it go back from a queue above the default priority to their own.
 void Directory::requeue_released(RecordId id) noexcept {
   for (uint32_t left = retention_.released(); left > 0; --left) {
     id = records_[id].parent;
-    if (is_listed(records_[id]) && records_[id].level > DEFAULT_PRIORITY) {
-      requeue(id);
+    if (records_[id].is_listed() && records_[id].level > DEFAULT_PRIORITY) {
+      standings_.requeue(id);
     }
   }
 }
@@ -52,13 +44,13 @@ RetainState Directory::set_retention(RecordId id, Retention request) noexcept {
 
 // The same for a chunk that may be in one: it is taken out, so that no other chunk is compared with it meanwhile, and put back.
 RetainState Directory::set_retention_in_queue(RecordId id, Retention request) noexcept {
-  const bool is_standing = is_listed(records_[id]);
+  const bool is_standing = records_[id].is_listed();
   if (is_standing) {
     queues_.remove(id);
   }
   const RetainState state = set_retention(id, request);
   if (is_standing) {
-    stand_by_access(id, POSITION_STEPS, true);
+    standings_.add_by_access(id, Standings::POSITION_STEPS, true);
   }
   return state;
 }
@@ -105,19 +97,7 @@ void Directory::take_over(RecordId id, const ChunkRecord& upper, uint64_t since_
     }
   }
   if (!upper.was_below) {
-    renew(id);  // used there since it was written here
-  }
-}
-
-// The chunk is as new here as one that comes just now. What precedes it follows when it leaves the upper tier too.
-void Directory::renew(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  if (is_listed(record)) {
-    queues_.remove(id);
-    record.last_access_ns = latest_ns_;
-    record.is_cut = record.parent.valid();
-    record.standing = standing_of(record);  // what was set aside has not followed its copies below
-    queues_.add(id);
+    standings_.renew(id, latest_ns_);  // used there since it was written here; what precedes it follows when it leaves too
   }
 }
 

@@ -33,7 +33,7 @@ void Directory::give_slot_back(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(table_.has_generation(record.page, 0));
   KVPOOL_CHECK(arena_.owner(record.page) == id);
-  set_written(record, false);
+  standings_.set_written(record, false);
   stats_.used_bytes -= chunk_bytes(record);
   arena_.release(record.page);
   tokens_.forget(id);
@@ -75,7 +75,7 @@ void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const
   if (record.has_slot() ? arena_.owner(record.page) != id : !is_zombie || record.has_io()) {
     broken.push_back(name + " does not own its slot");
   }
-  const bool is_written = (record.state == ChunkState::WRITING && !is_waiting(record)) || record.state == ChunkState::PROMOTING;
+  const bool is_written = (record.state == ChunkState::WRITING && !record.is_waiting()) || record.state == ChunkState::PROMOTING;
   if (is_written ? !record.has_writer : record.has_writer && !is_zombie) {
     broken.push_back(name + " is wrong about its writer");
   }

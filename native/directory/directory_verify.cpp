@@ -65,7 +65,7 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
   size_t following = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    waiting += is_waiting(record) ? 1U : 0U;
+    waiting += record.is_waiting() ? 1U : 0U;
     following += record.is_following ? 1U : 0U;
     counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
     if (record.state != ChunkState::FREE) {
@@ -125,7 +125,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   }
   const bool is_followed = record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation);
   if (record.has_slot() && !is_followed &&
-      !table_.has_generation(record.page, has_bytes(record.state) ? record.generation : 0)) {
+      !table_.has_generation(record.page, record.has_bytes() ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {
@@ -151,7 +151,7 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
     }
     previous = child;
   }
-  if (is_waiting(record) && !record.parent.valid()) {
+  if (record.is_waiting() && !record.parent.valid()) {
     broken.push_back(name_of(id) + " waits for nothing");
   }
   if (!record.parent.valid()) {
@@ -165,10 +165,10 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
     broken.push_back(name_of(id) + " differs from its parent in namespace, size class or by more than one in depth");
   }
   const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
-  if (!has_bytes(parent.state) && !both_writing) {
+  if (!parent.has_bytes() && !both_writing) {
     broken.push_back(name_of(id) + " has a parent that is not stored");
   }
-  if (is_waiting(record) && !both_writing) {
+  if (record.is_waiting() && !both_writing) {
     broken.push_back(name_of(id) + " waits for a parent that is there");
   }
 }
@@ -179,13 +179,13 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
     const bool is_aside = record.is_aside && record.first_child.valid();
-    if (found[index] != (is_listed(record) && !is_aside ? 1 : 0)) {
+    if (found[index] != (record.is_listed() && !is_aside ? 1 : 0)) {
       broken.push_back(name_of(RecordId(index)) + " stands in " + std::to_string(found[index]) + " queues");
     }
-    if (found[index] != 0 && record.pins == 0 && record.standing != standing_of(record)) {
+    if (found[index] != 0 && record.pins == 0 && record.standing != standings_.of(record)) {
       broken.push_back(name_of(RecordId(index)) + " stands in the wrong list of its queue");
     }
-    if (is_listed(record) && record.parent.valid() && is_listed(records_[record.parent]) &&
+    if (record.is_listed() && record.parent.valid() && records_[record.parent].is_listed() &&
         records_[record.parent].last_access_ns < record.last_access_ns && !record.is_cut) {
       broken.push_back(name_of(RecordId(index)) + " was used later than its parent");
     }
@@ -231,7 +231,7 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     if (record.state == ChunkState::READY) {
       ++sums.chunks;
       sums.unsaved_chunks += record.is_below ? 0U : 1U;
-      sums.idle_bytes += is_free(record) ? bytes : 0;
+      sums.idle_bytes += record.is_free() ? bytes : 0;
       NamespaceCounts& owner = counts[record.owner.value()];
       ++owner.chunks;
       owner.bytes += bytes;
@@ -245,7 +245,7 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("promoting", sums.promoting, stats_.promoting);
   expect("zombies", sums.zombies, stats_.zombies);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
-  expect("bytes written below since their use", written, written_bytes_);
+  expect("bytes written below since their use", written, standings_.written_bytes());
   expect("pinned", sums.pinned, stats_.pinned);
   expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);

@@ -36,7 +36,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       continue;
     }
     if (record.state == ChunkState::WRITING && record.has_writer) {
-      const bool has_parent = !record.parent.valid() || has_bytes(records_[record.parent].state);
+      const bool has_parent = !record.parent.valid() || records_[record.parent].has_bytes();
       const bool is_own = first + index > 0 && state.records[state.written[first + index - 1]] == record.parent;
       if (!has_parent && (!may_follow(records_[record.parent]) || (is_own && records_[record.parent].has_writer))) {
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);  // the one before it is to be committed first
@@ -66,7 +66,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         sums.insert(sums.end(), checksums + index * state.extents, checksums + (index + 1) * state.extents);
       }
     }
-    answers[index] = static_cast<uint8_t>(is_waiting(record) ? SaveState::PART : SaveState::STORED);
+    answers[index] = static_cast<uint8_t>(record.is_waiting() ? SaveState::PART : SaveState::STORED);
   }
   keep_waiting(waiting, sums, state.holder);
   return answers;
@@ -187,11 +187,6 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
   }
   holds_.close_reservation(reservation);
   return true;
-}
-
-bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
-  const ReservationState* const found = holds_.find_reservation(reservation);
-  return found != nullptr && !found->expired && expire_part(reservation, SIZE_MAX, now_ns);
 }
 
 bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {

@@ -27,18 +27,4 @@ struct ReserveBounds {
   bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
 };
 
-// The window a reservation would clear, searched once and used while it is still good.
-struct WindowSearch {
-  bool searched = false;
-  std::optional<SegmentWindow> window;
-};
-
-// What is evicted for one chunk. Nothing is unless the state is RESERVED.
-struct RoomPlan {
-  SaveState state = SaveState::FULL;
-  std::vector<RecordId> slot_owners{};  // for its slot, with all that follows them
-  Eviction slot_reason = Eviction::OWN_CLASS;
-  std::vector<RecordId> further{};      // in their order
-};
-
 }  // namespace kvpool

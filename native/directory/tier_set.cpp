@@ -20,6 +20,7 @@ TierSet::TierSet(std::vector<Directory*> tiers) noexcept : tiers_(std::move(tier
     tier->tiers_ = this;
     tier->upper_bits_ = static_cast<uint8_t>(all & (tier_bit(tier->tier_) - 1));
     tier->lower_bits_ = static_cast<uint8_t>(all & ~(tier->upper_bits_ | tier_bit(tier->tier_)));
+    tier->standings_.set_has_lower(tier->lower_bits_ != 0);
   }
 }
 
@@ -47,6 +48,7 @@ TierSet::~TierSet() {
   for (Directory* tier : tiers_) {
     tier->tiers_ = nullptr;
     tier->upper_bits_ = tier->lower_bits_ = 0;
+    tier->standings_.set_has_lower(false);
   }
 }
 

@@ -180,7 +180,7 @@ class Requests {
         static_cast<void>(flush(files_, std::nullopt, time()));
         return;
       case 4:
-        files_.release_untouched(id_below());
+        static_cast<void>(files_.release_part(id_below(), 1, ++pool_.now));
         return;
       default:
         return remember_below(files_.reserve(pool_.owner, ClassId(0), std::nullopt, keys(count).data(), count, ++pool_.now).id);

@@ -91,6 +91,13 @@ struct alignas(64) ChunkRecord {
   [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
   // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
   [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
+  // Whether its bytes can be found here, some of them maybe not yet landed.
+  [[nodiscard]] bool has_bytes() const noexcept { return state == ChunkState::READY || state == ChunkState::PROMOTING; }
+  // Copied whole, and out of sight until the chunk before it is READY.
+  [[nodiscard]] bool is_waiting() const noexcept { return state == ChunkState::WRITING && !has_writer; }
+  // Whether it is READY and nobody holds it: it stands in a queue, or is set aside. Whether it may go as well: it has no pin.
+  [[nodiscard]] bool is_listed() const noexcept { return state == ChunkState::READY && holds == 0; }
+  [[nodiscard]] bool is_free() const noexcept { return is_listed() && pins == 0; }
   // Whether its priority, or that of a chunk that follows it, is above the default.
   [[nodiscard]] bool is_retained() const noexcept { return priority > DEFAULT_PRIORITY || retained_children > 0; }
 };

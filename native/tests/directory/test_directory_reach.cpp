@@ -69,7 +69,7 @@ TEST(a_crowded_key_takes_the_slot_of_the_coldest_idle_chunk) {
 TEST(raised_priorities_are_crowded_out_last) {
   Pool pool(CHUNKS * CHUNK, CHUNKS);
   const std::vector<ChunkKey> keys = crowd(pool);
-  pool.directory.cap_retained(1.0);
+  pool.directory.ledger().cap(1.0);
   const std::vector<ChunkKey> kept(keys.begin(), keys.begin() + 200);
   const auto states = pool.directory.retain(pool.owner, bytes_of(kept).data(), std::vector<Retention>(200, {90, 0}), ++pool.now);
   EXPECT(all_are(states, SaveState{0}));
@@ -161,7 +161,7 @@ TEST(a_chunk_that_only_the_lower_tier_has_is_crowded_out_there) {
 TEST(a_protected_chunk_is_evicted_only_after_its_demotion) {
   Tiers tiers(CHUNKS, 600);
   const std::vector<ChunkKey> keys = crowd(tiers.memory);
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   const Reservation made = reserve(tiers.memory, {crowding(tiers.memory, 1000)});
   EXPECT(all_are(made.states, SaveState::NOT_READY));
   EXPECT(tiers.demote() > 0);

@@ -86,12 +86,6 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        EXPECT(tiers.is_sound());
        EXPECT(tiers.files.release(hold.id, ++tiers.memory.now));
      }},
-    {"hold untouched",
-     [](Tiers& tiers) {
-       const auto keys = chain_keys(1);
-       const Hold hold = tiers.files.acquire(tiers.memory.owner, keys.data(), CHAIN);
-       EXPECT(tiers.files.release_untouched(hold.id));
-     }},
     {"flush the tier", [](Tiers& tiers) { EXPECT(flush(tiers.files, std::nullopt, UINT64_MAX).chunks == CHAIN + 2); }},
     {"flush old", [](Tiers& tiers) { static_cast<void>(flush(tiers.files, tiers.memory.owner, 1)); }},
     {"drop", [](Tiers& tiers) { EXPECT(drop(tiers.files, key_of(id_of(0, 1))) == CHAIN - 1); }},

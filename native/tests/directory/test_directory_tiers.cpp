@@ -140,20 +140,20 @@ TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
 TEST(a_chunk_that_no_other_tier_has_can_be_protected) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   const Reservation refused = tiers.memory.reserve({11});
   EXPECT(all_are(refused.states, SaveState::NOT_READY));
   EXPECT(tiers.demote() == 4);
   EXPECT(tiers.memory.store({11}) == 1);
-  tiers.memory.directory.protect_unsaved(false);
+  tiers.memory.directory.room().protect_unsaved(false);
   EXPECT(tiers.memory.store({12, 13, 14, 15}) == 4);
   EXPECT(tiers.is_sound());
 }
 
 TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   Tiers tiers(6, 16);
-  tiers.memory.directory.remember_evicted(64);
-  tiers.memory.directory.admit(Admitted::USED_AGAIN);
+  tiers.memory.directory.demotion().remember_evicted(64);
+  tiers.memory.directory.demotion().admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 0);
@@ -162,14 +162,14 @@ TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   EXPECT(tiers.demote() == 2);
   EXPECT(tiers.demote() == 0);
   // What is not worth a place may go though it is protected.
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   EXPECT(tiers.memory.store({21, 22, 23, 24}) == 4);
-  tiers.memory.directory.protect_unsaved(false);
+  tiers.memory.directory.room().protect_unsaved(false);
   EXPECT(tiers.memory.lookup({11}) == 0);
   // What comes again after it was evicted has been touched before.
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 2);
-  tiers.memory.directory.admit(Admitted::ALL);
+  tiers.memory.directory.demotion().admit(Admitted::ALL);
   while (tiers.demote() > 0) {
   }
   EXPECT(tiers.memory.directory.count_unsaved() == 0);
@@ -252,10 +252,10 @@ TEST(random_operations_keep_both_tiers_sound) {
     for (int step = 0; step < 400; ++step) {
       const std::vector<uint64_t> ids = chain();
       const uint64_t pick = random() % 100;
-      tiers.memory.directory.protect_unsaved(random() % 4 == 0);
-      tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
+      tiers.memory.directory.room().protect_unsaved(random() % 4 == 0);
+      tiers.memory.directory.demotion().admit(static_cast<Admitted>(random() % 4), 0.2);
       if (random() % 16 == 0) {
-        EXPECT(tiers.memory.directory.forget_written(0, UINT32_MAX) == 0);
+        EXPECT(tiers.memory.directory.demotion().forget_written(0, UINT32_MAX) == 0);
         tiers.files.expire_retention(tiers.memory.now);
       }
       if (pick < 34) {
@@ -294,7 +294,7 @@ TEST(the_next_victim_is_among_the_first_to_be_demoted) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     Tiers tiers(40, 400, PolicyKind::CLASS_QUEUES);
-    tiers.memory.directory.protect_unsaved(true);
+    tiers.memory.directory.room().protect_unsaved(true);
     for (uint64_t request = 0; request < 200; ++request) {
       tiers.memory.now += random() % 3'000'000'000;
       std::vector<uint64_t> ids = range(1 + random() % 40 * 100, 1 + random() % 12);
@@ -324,24 +324,6 @@ TEST(a_parent_that_was_demoted_meanwhile_stays_before_a_child_that_was_used) {
   EXPECT(tiers.memory.directory.unpin(demoted.id));
   EXPECT(tiers.is_sound());
   EXPECT(tiers.memory.store(range(10, 8)) == 8);  // evicts all of them, leaves first
-  EXPECT(tiers.is_sound());
-}
-
-// Where a chunk has too many others on both sides it counts as used, and its parent with it, held or not.
-TEST(a_use_of_a_child_counts_for_its_held_parent) {
-  Tiers tiers(702, 16);
-  for (uint64_t id = 1000; id < 1350; ++id) {
-    EXPECT(tiers.memory.store({id}) == 1);
-  }
-  EXPECT(tiers.memory.store({1, 2}) == 2);
-  for (uint64_t id = 2000; id < 2350; ++id) {
-    EXPECT(tiers.memory.store({id}) == 1);
-  }
-  const Hold whole = tiers.memory.acquire({1, 2});
-  const Hold parent = tiers.memory.acquire({1});
-  EXPECT(tiers.memory.directory.release_untouched(whole.id));
-  EXPECT(tiers.memory.store(range(3000, 200)) == 200);  // evicts the oldest: the parent's place is near the end now
-  EXPECT(tiers.memory.directory.release_untouched(parent.id));
   EXPECT(tiers.is_sound());
 }
 

@@ -68,7 +68,7 @@ class Model {
 class RandomRun {
  public:
   RandomRun(uint64_t seed, PolicyKind policy) : random_(seed), policy_(policy), pool_(CAPACITY * CHUNK, 100, true, 64 << 20, policy) {
-    pool_.directory.cap_retained(policy == PolicyKind::LRU ? 1.0 : 0.4);
+    pool_.directory.ledger().cap(policy == PolicyKind::LRU ? 1.0 : 0.4);
   }
 
   void step() {

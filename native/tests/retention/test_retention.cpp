@@ -43,7 +43,7 @@ bool touch(Pool& pool, const std::vector<uint64_t>& ids, uint64_t now_ns) {
 
 TEST(the_lowest_priority_goes_first_and_the_highest_only_when_nothing_else_can) {
   Pool pool(4 * CHUNK);
-  pool.directory.cap_retained(1.0);
+  pool.directory.ledger().cap(1.0);
   for (uint64_t id = 1; id <= 4; ++id) {
     EXPECT(pool.store({id}) == 1);
   }
@@ -95,7 +95,7 @@ TEST(a_system_prompt_of_the_highest_priority_stays_under_any_traffic) {
 // The third: the context is wanted for 30 s after its last use, what was decoded for 10 s.
 TEST(context_is_retained_for_thirty_seconds_and_decoded_tokens_for_ten) {
   const auto store_conversation = [](Pool& pool) {
-    pool.directory.cap_retained(1.0);
+    pool.directory.ledger().cap(1.0);
     pool.now = 100 * SECOND;
     EXPECT(pool.store(range(1, 3)) == 3);
     EXPECT(pool.store(range(4, 2), 3) == 2);
@@ -120,7 +120,7 @@ TEST(context_is_retained_for_thirty_seconds_and_decoded_tokens_for_ten) {
 
 TEST(duration_runs_from_the_last_use) {
   Pool pool(4 * CHUNK);
-  pool.directory.cap_retained(1.0);
+  pool.directory.ledger().cap(1.0);
   pool.now = 10 * SECOND;
   EXPECT(pool.store({1}) == 1);
   EXPECT(retain(pool, {1}, {80, 30'000})[0] == ACCEPTED);
@@ -144,7 +144,7 @@ TEST(duration_runs_from_the_last_use) {
 TEST(a_parent_is_worth_as_much_as_what_follows_it) {
   for (const PolicyKind policy : {PolicyKind::LRU, PolicyKind::CLASS_QUEUES}) {
     Pool pool(6 * CHUNK, 1000, true, 64 << 20, policy);
-    pool.directory.cap_retained(1.0);
+    pool.directory.ledger().cap(1.0);
     EXPECT(pool.store({1, 2, 3}) == 3);
     EXPECT(retain(pool, {1, 2, 3}, {0, 0}) == std::vector<uint8_t>(3, ACCEPTED));
     EXPECT(retain(pool, {3}, {90, 0})[0] == ACCEPTED);
@@ -186,7 +186,7 @@ TEST(a_long_chain_of_another_priority_goes_leaf_first_without_delay) {
 TEST(retention_requests_whose_walks_find_nothing_share_one_bound) {
   constexpr uint64_t LENGTH = 8000;
   Pool pool(LENGTH * CHUNK, 2 * LENGTH);
-  pool.directory.cap_retained(0.9);
+  pool.directory.ledger().cap(0.9);
   EXPECT(pool.store(range(1, LENGTH)) == LENGTH);
   const auto before = std::chrono::steady_clock::now();
   EXPECT(retain(pool, std::vector<uint64_t>(4096, LENGTH), {90, 0}) == std::vector<uint8_t>(4096, CLIPPED));
@@ -197,7 +197,7 @@ TEST(retention_requests_whose_walks_find_nothing_share_one_bound) {
 
 TEST(retained_chunks_and_their_ancestors_take_no_more_than_the_share) {
   Pool pool(10 * CHUNK);
-  pool.directory.cap_retained(0.3);
+  pool.directory.ledger().cap(0.3);
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
   EXPECT(retain(pool, {4}, {90, 0})[0] == CLIPPED);  // with its ancestors it would be four tenths
   EXPECT(pool.directory.retention(key_of(4)) == Retention{});

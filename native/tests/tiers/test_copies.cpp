@@ -191,8 +191,6 @@ TEST(a_use_in_memory_is_a_use_of_the_copy) {
   EXPECT(pool.copy(range(1, 2)) == 2);
   EXPECT(pool.copy(range(11, 2)) == 2);
   pool.use(range(1, 2));
-  const Hold looked_at = pool.memory.acquire(range(11, 2));
-  EXPECT(pool.memory.directory.release_untouched(looked_at.id));
   EXPECT(pool.copy(range(21, 2)) == 2);
   EXPECT(pool.levels(range(1, 2)) == std::vector<uint8_t>({0, 0}));
   EXPECT(pool.levels(range(11, 2)) == std::vector<uint8_t>({1, 1}));
@@ -212,8 +210,8 @@ TEST(a_part_of_a_hold_that_ends_is_a_use_of_its_copies) {
 
 TEST(a_copy_is_retained_as_its_original_is) {
   DevicePool pool(16, 4);
-  pool.memory.directory.cap_retained(1.0);
-  pool.device.cap_retained(1.0);
+  pool.memory.directory.ledger().cap(1.0);
+  pool.device.ledger().cap(1.0);
   EXPECT(pool.memory.store(range(1, 2)) == 2);
   EXPECT(pool.memory.store(range(11, 2)) == 2);
   EXPECT(pool.memory.store({21}) == 1);

@@ -36,8 +36,8 @@ class RandomRun {
  public:
   explicit RandomRun(uint64_t seed)
       : random_(seed), pool_(MEMORY_CHUNKS, DEVICE_CHUNKS, 11, seed % 2 == 0 ? PolicyKind::LRU : PolicyKind::CLASS_QUEUES) {
-    pool_.memory.directory.cap_retained(1.0);
-    pool_.device.cap_retained(1.0);
+    pool_.memory.directory.ledger().cap(1.0);
+    pool_.device.ledger().cap(1.0);
   }
 
   void step() {
@@ -184,7 +184,7 @@ class RandomRun {
       EXPECT(columns.levels[index] == static_cast<uint8_t>(place ? Tier::HBM : Tier::DRAM));
     }
     if (up_to(3) == 0) {
-      EXPECT(pool_.memory.directory.release_untouched(hold.id));
+      EXPECT(pool_.memory.directory.release(hold.id, now()));
     } else {
       holds_.push_back(hold.id);
     }

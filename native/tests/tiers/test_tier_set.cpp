@@ -107,7 +107,7 @@ TEST(a_promoted_chunk_names_the_level_that_it_comes_from) {
 TEST(retention_reaches_all_tiers_and_is_handed_down_to_all) {
   ThreeTiers tiers(1, 4, 4);
   for (Directory* tier : tiers.all) {
-    tier->cap_retained(1.0);
+    tier->ledger().cap(1.0);
   }
   EXPECT(tiers.memory.store({1}) == 1);
   retain(tiers, {1}, {80, 0});
@@ -125,7 +125,7 @@ TEST(retention_reaches_all_tiers_and_is_handed_down_to_all) {
 TEST(the_uppermost_tier_decides_when_a_priority_expires_in_all) {
   ThreeTiers tiers(4, 4, 4);
   for (Directory* tier : tiers.all) {
-    tier->cap_retained(1.0);
+    tier->ledger().cap(1.0);
   }
   tiers.memory.now = SECOND_NS;
   EXPECT(tiers.memory.store({1}) == 1 && tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1}) == 1);
@@ -138,12 +138,12 @@ TEST(the_uppermost_tier_decides_when_a_priority_expires_in_all) {
   }
   EXPECT(drop(tiers.memory.directory, key_of(1)) == 1);
   tiers.store.expire_retention(14 * SECOND_NS);
-  EXPECT(tiers.store.take_expired().empty());
+  EXPECT(tiers.store.ledger().take_expired().empty());
   tiers.files.expire_retention(14 * SECOND_NS);
   tiers.store.expire_retention(30 * SECOND_NS);
   tiers.files.expire_retention(30 * SECOND_NS);
   EXPECT(tiers.files.retention(key_of(1)) == Retention{} && tiers.store.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.take_expired().size() == 1 && tiers.store.take_expired().size() == 1 && tiers.is_sound());
+  EXPECT(tiers.files.ledger().take_expired().size() == 1 && tiers.store.ledger().take_expired().size() == 1 && tiers.is_sound());
 }
 
 TEST(departures_are_reported_by_each_lower_tier) {

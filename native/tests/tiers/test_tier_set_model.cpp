@@ -23,7 +23,7 @@ class RandomRun {
  public:
   explicit RandomRun(uint64_t seed) : random_(seed), tiers_(7, 9, 11) {
     for (Directory* tier : tiers_.all) {
-      tier->cap_retained(1.0);
+      tier->ledger().cap(1.0);
     }
   }
 
