@@ -61,7 +61,7 @@ Directory* make_file_directory(const DirectoryGeometry& geometry, const std::str
 
 Directory* make_directory_of_copies(Directory& originals, const DirectoryGeometry& geometry, const std::string& policy,
                                     const nb::bytes& seed) {
-  if (const char* refusal = Directory::why_no_copies(originals, geometry)) {
+  if (const char* refusal = CopyLink::why_refused(originals, geometry)) {
     throw nb::value_error(refusal);
   }
   return new Directory(originals, geometry, policy_named(policy), seed_of(seed));

@@ -16,17 +16,22 @@ constexpr double RETAINED_SHARE = 0.3;
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
                      const HashSeed& seed)
-    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, nullptr) {}
+    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, TableRegion{}) {}
+
+Directory::Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy, const HashSeed& seed)
+    : Directory(nullptr, nullptr, geometry, nullptr, Tier::HBM, policy, seed, TableRegion{&originals.table_.shared(), DEVICE_REGION}) {
+  originals_ = std::make_unique<CopyLink>(originals, *this);
+}
+
+Directory::~Directory() { KVPOOL_CHECK(copies_ == nullptr); }
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
-                     const HashSeed& seed, Directory* originals)
+                     const HashSeed& seed, TableRegion region)
     : geometry_(geometry),
       tier_(tier),
-      originals_(originals),
       arena_mapping_(std::move(arena)),
-      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_,
-             originals == nullptr ? TableRegion{} : TableRegion{&originals->table_.shared(), DEVICE_REGION}),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_, region),
       arena_(geometry.arena),
       records_(geometry.max_chunks),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
@@ -72,7 +77,7 @@ DirectoryStats Directory::stats() const noexcept {
   stats.holds = holds_.holds();
   stats.pins = holds_.pins();
   stats.reservations = holds_.reservations().size();
-  stats.waiting_runs = waiting_.size();
+  stats.waiting_runs = waiting_.count();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
@@ -83,6 +88,18 @@ DirectoryStats Directory::stats() const noexcept {
 std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
   const auto entry = table_.find(key);
   return entry && entry->record.valid() ? tokens_.of(entry->record) : std::span<const int32_t>{};
+}
+
+const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
+  const auto entry = table_.find(key);
+  const bool is_ready = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
+  return is_ready ? &records_[entry->record] : nullptr;
+}
+
+std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcept {
+  const ChunkRecord* ready = find_ready(key);
+  return ready != nullptr ? std::optional(ChunkPlace{uint64_t{ready->page.value()} * PAGE_BYTES, ready->generation})
+                          : std::nullopt;
 }
 
 uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
@@ -134,13 +151,13 @@ void Directory::hide(RecordId id) noexcept {
     if (copies_ != nullptr) {
       copies_->withdraw(record.key, departure_);
     }
-    report(record, ChangeKind::LEFT, departure_);
+    reports_.report(record, ChangeKind::LEFT, departure_);
     if (originals_ != nullptr) {
-      originals_->note_copy(record.key, {});
+      originals_->end_copy(record.key);
     }
   }
   mark_outside(record, false);
-  end_following(record);
+  waiting_.end_following(record);
   leave(record.key);
   forget_retention(id);
   if (record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation)) {
@@ -202,8 +219,8 @@ void Directory::make_zombie(RecordId id) noexcept {
   ++stats_.zombies;
   ++namespaces_[record.owner.value()].zombies;
   vacate(id);
-  if (const auto run = waiting_.extract(id.value()); !run.empty()) {
-    release(run.mapped().hold, latest_ns_);  // what followed it in the run went before it
+  if (const auto run = waiting_.take(id)) {
+    release(run->hold, latest_ns_);  // what followed it in the run went before it
   }
 }
 

@@ -22,7 +22,7 @@
 //   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
-// table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: directory_copies.cpp.
+// table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: copy_link.h.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
 // that a client, a disk or a peer writes to it: only these two gate the slot's reuse.
 //
@@ -38,6 +38,8 @@
 
 #include "records/change_feed.h"
 #include "shared_index/chunk_index.h"
+#include "directory/chunk_reports.h"
+#include "directory/copy_link.h"
 #include "directory/demotion_order.h"
 #include "directory/directory_answers.h"
 #include "directory/directory_geometry.h"
@@ -49,6 +51,7 @@
 #include "directory/room_planner.h"
 #include "directory/standings.h"
 #include "directory/tier_set.h"
+#include "directory/waiting_runs.h"
 #include "retention/retention_ledger.h"
 #include "records/token_ids.h"
 
@@ -61,11 +64,9 @@ class Directory {
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
             PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
-  // directory_copies.cpp. Of copies of what `originals` has READY; the words of its slots are in that one's index. When it ends its
-  // copies are found no more, unreported. REQUIRES: `why_no_copies` is nullptr; both get the same namespaces; `originals` outlives it.
+  // Of copies of what `originals` has READY; the words of its slots are in that one's index. REQUIRES: as CopyLink does.
   Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy = PolicyKind::LRU,
             const HashSeed& seed = HashSeed::random());
-  [[nodiscard]] static const char* why_no_copies(const Directory& originals, const DirectoryGeometry& geometry) noexcept;
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
@@ -198,11 +199,9 @@ class Directory {
   uint64_t discard(const ChunkKey& key);
   friend class FlushWalk;  // removes what nobody holds, in parts
 
-  // From now on every chunk that comes to this tier or leaves it is reported to the feed; restored ones as a gap alone.
-  void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
-  // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
-  [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
-  [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+  // What comes, leaves and is here, as changes.
+  [[nodiscard]] ChunkReports& reports() noexcept { return reports_; }
+  [[nodiscard]] const ChunkReports& reports() const noexcept { return reports_; }
   // Where a READY chunk lies in this tier, as of now: nothing is held for whoever asks.
   [[nodiscard]] std::optional<ChunkPlace> place_of(const ChunkKey& key) const noexcept;
 
@@ -230,22 +229,18 @@ class Directory {
   [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
 
  private:
-  // Chunks of all reservations that follow chunks which others write: all of them are published, or given up, in one call.
-  static constexpr size_t FOLLOWING_MAX = 2048;
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
 
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
-            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, Directory* originals);
+            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
 
-  // directory_copies.cpp: the first three are called by the originals, of their copies.
-  void withdraw(const ChunkKey& key, Cause cause) noexcept, follow_retention(const ChunkKey& key, uint8_t priority) noexcept;
-  void use_copies(const std::vector<RecordId>& of_originals, uint64_t now_ns) noexcept;
-  void begin_copy(RecordId id) noexcept, note_copy(const ChunkKey& key, Residency copy) noexcept;
-  [[nodiscard]] Residency residency_of(RecordId id) const noexcept;
-  [[nodiscard]] std::optional<SaveState> why_not_copied(NamespaceId owner, ClassId of, RecordId parent, const ChunkKey& key) const noexcept;
-  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : tier_bit(copies_->tier_); }
+  friend class ChunkReports;
+  friend class CopyLink;
+  friend class DirectoryAudit;  // directory_audit.cpp
+  friend class CrowdedReach;    // directory_reach.cpp
+  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : copies_->bit(); }
   [[nodiscard]] Retention retained_as(RecordId id) const noexcept;
 
   // directory_tiers.cpp: what other tiers hold.
@@ -265,9 +260,6 @@ class Directory {
   [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
-  [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
-  void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
-  void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
@@ -309,7 +301,6 @@ class Directory {
   [[nodiscard]] bool may_follow(const ChunkRecord& of) const noexcept { return of.state == ChunkState::WRITING && has_clients(); }
   void publish(RecordId id, const uint32_t* checksums) noexcept, publish_waiting(RecordId parent, uint64_t now_ns);
   void keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& checksums, HolderId holder);
-  void end_following(ChunkRecord& record) noexcept;
   void note_chain(ReservationState& state, size_t from) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
@@ -327,26 +318,14 @@ class Directory {
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   // directory_reach.cpp
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
-  template <typename Predicate>
-  [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
-  [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
-  void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
-  // directory_verify.cpp
-  using Broken = std::vector<std::string>;
-  void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
-  void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
-  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
-  void verify_namespaces(Broken& broken) const;
-  void verify_copies(Broken& broken) const, verify_copy(RecordId id, Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
-  Directory* const originals_;   // of a directory of copies
-  Directory* copies_ = nullptr;  // the other way: that one's own doing
+  CopyLink* copies_ = nullptr;  // of the originals: the link's own doing
   TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
   uint8_t upper_bits_ = 0, lower_bits_ = 0;
   uint32_t max_chain_ = UINT32_MAX;
-  std::shared_ptr<ChangeFeed> feed_;
+  ChunkReports reports_{*this};
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
@@ -363,17 +342,12 @@ class Directory {
   HoldTable holds_;
   HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
-  // Runs of chunks that wait for the one before them, by their first record: with the hold that keeps them, and their checksums.
-  struct WaitingRun {
-    HoldId hold = 0;
-    std::vector<uint32_t> checksums;
-  };
-  std::unordered_map<uint32_t, WaitingRun> waiting_;
-  size_t following_ = 0;  // chunks being written behind another reservation's, or waiting: see FOLLOWING_MAX
+  WaitingRuns waiting_;
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
   uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
+  std::unique_ptr<CopyLink> originals_;  // of a directory of copies: ends first
 };
 
 }  // namespace kvpool

@@ -254,10 +254,23 @@ std::optional<Columns> Directory::columns(const std::vector<HoldId>& holds) cons
       columns.slots[index] = table_.slot_of(record.page, last).packed();
     }
     if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->tier_ : tier_);
+      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->copies().tier_ : tier_);
     } else if (record.state == ChunkState::PROMOTING) {
       columns.levels[index] = record.source;
     }
+  }
+  return columns;
+}
+
+std::optional<Columns> Directory::copies(const std::vector<HoldId>& holds) const {
+  const auto held = holds_.records_of(holds);
+  if (!held) {
+    return std::nullopt;
+  }
+  Columns columns{std::vector<uint64_t>(held->size()), std::vector<uint64_t>(held->size()),
+                  std::vector<uint8_t>(held->size(), NO_LEVEL), std::vector<uint64_t>(held->size())};
+  if (copies_ != nullptr) {
+    copies_->locate(*held, columns);
   }
   return columns;
 }

@@ -121,7 +121,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   ++stats_.promoted_chunks;
   tokens_.store(id, tokens);
   become_ready(record);
-  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
+  reports_.report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;
 }
 
@@ -144,7 +144,7 @@ NamedTokens Directory::name_tokens(NamespaceId owner, const uint8_t* keys, size_
       if (tokens_.of(id).empty()) {
         return {index, false};  // there is no room
       }
-      report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
+      reports_.report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
     }
   }
   return {n, false};

@@ -103,7 +103,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     const bool is_following = above.valid() && records_[above].state == ChunkState::WRITING &&
                               (records_[above].is_following || state.written.empty() || state.written.back() + 1 != state.records.size());
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
-    if (is_following && following_ >= FOLLOWING_MAX && !find_record(key).valid()) {
+    if (is_following && waiting_.is_full() && !find_record(key).valid()) {
       is_open = false;  // as if nothing could follow
       break;
     }
@@ -115,8 +115,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     }
     is_open = record.valid();
     if (result == SaveState::RESERVED && is_following) {
-      records_[record].is_following = true;
-      ++following_;
+      waiting_.begin_following(records_[record]);
     }
     if (is_open) {
       state.records.push_back(record);
@@ -200,7 +199,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
-  if (const auto refusal = originals_ == nullptr ? std::nullopt : why_not_copied(owner, size_class, parent, key)) {
+  if (const auto refusal = originals_ == nullptr ? std::nullopt : originals_->why_not_copied(owner, size_class, parent, key)) {
     return *refusal;
   }
   const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);

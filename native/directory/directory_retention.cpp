@@ -37,7 +37,7 @@ RetainState Directory::set_retention(RecordId id, Retention request) noexcept {
     copies_->follow_retention(record.key, record.priority);
   }
   if (record.priority != before) {
-    report_priority(record, before);
+    reports_.report_priority(record, before);
   }
   return state;
 }
@@ -120,6 +120,16 @@ std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, c
   return states;
 }
 
+// A copy's duration is its original's.
+Retention Directory::retained_as(RecordId id) const noexcept {
+  Retention retention = retention_.of(id);
+  const auto original = originals_ == nullptr ? std::nullopt : originals_->originals().retention(records_[id].key);
+  if (original && original->priority == retention.priority) {
+    retention.duration_ms = original->duration_ms;
+  }
+  return retention;
+}
+
 std::optional<Retention> Directory::retention(const ChunkKey& key) const noexcept {
   const RecordId id = find_record(key);
   return id.valid() ? std::optional(retained_as(id)) : std::nullopt;
@@ -160,7 +170,7 @@ void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
   retention_.begin_request();
   if (copies_ != nullptr) {
-    copies_->retention_.begin_request();
+    copies_->copies().retention_.begin_request();
   }
   if (tiers_ != nullptr) {
     for (Directory* lower : tiers_->below(*this)) {

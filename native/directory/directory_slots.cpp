@@ -68,23 +68,4 @@ void Directory::end_writer(RecordId id) noexcept {
   }
 }
 
-void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const {
-  const ChunkRecord& record = records_[id];
-  const std::string name = "chunk record " + std::to_string(id.value());
-  const bool is_zombie = record.state == ChunkState::ZOMBIE;
-  if (record.has_slot() ? arena_.owner(record.page) != id : !is_zombie || record.has_io()) {
-    broken.push_back(name + " does not own its slot");
-  }
-  const bool is_written = (record.state == ChunkState::WRITING && !record.is_waiting()) || record.state == ChunkState::PROMOTING;
-  if (is_written ? !record.has_writer : record.has_writer && !is_zombie) {
-    broken.push_back(name + " is wrong about its writer");
-  }
-  if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && table_.has_words()) {
-    broken.push_back(name + " has a slot that nobody uses");
-  }
-  if (record.state != ChunkState::READY && record.holds == 0 && record.pins == 0) {
-    broken.push_back(name + " is neither stored nor held");
-  }
-}
-
 }  // namespace kvpool

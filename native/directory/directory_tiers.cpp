@@ -91,9 +91,7 @@ void Directory::count_departure(const ChunkRecord& record) {
 // `source`: the chunk's generation in the tier that it was copied from, or 0.
 std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept {
   if (originals_ != nullptr) {
-    const ChunkRecord* original = from == originals_->tier_ ? originals_->find_ready(record.key) : nullptr;
-    const bool is_copied = original != nullptr && (source == 0 || original->generation == source);
-    return is_copied ? std::nullopt : std::optional(SaveState::EXPIRED);
+    return originals_->is_copied_from(record.key, from, source) ? std::nullopt : std::optional(SaveState::EXPIRED);
   }
   if (!is_lower()) {
     return std::nullopt;
@@ -186,8 +184,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
 
 void Directory::finish_restore(uint64_t generation) noexcept {
   last_generation_ = std::max(last_generation_, std::min(generation, GENERATION_END));
-  if (feed_ != nullptr && stats_.chunks > 0) {
-    feed_->mark_gap();  // who reads along has to look at what there is
+  if (stats_.chunks > 0) {
+    reports_.report_gap();
   }
 }
 

@@ -80,13 +80,13 @@ void Directory::keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& 
   const RecordId leading = run.front();
   const HoldId hold = make_hold(std::exchange(run, {})).id;
   shares_.charge({hold}, holder);
-  waiting_.emplace(leading.value(), WaitingRun{hold, std::exchange(checksums, {})});
+  waiting_.add(leading, {hold, std::exchange(checksums, {})});
 }
 
 // REQUIRES: nobody writes the chunk any more, and the one before it can be found.
 void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ChunkRecord& record = records_[id];
-  end_following(record);
+  waiting_.end_following(record);
   // Before its tiers are set: who finds the key finds its generation.
   table_.publish(record.page, checksums, arena_.size_class(record.size_class).extents, record.generation);
   --stats_.writing;
@@ -94,37 +94,30 @@ void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ++stats_.stored_chunks;
   become_ready(record);
   if (originals_ != nullptr) {
-    begin_copy(id);
+    originals_->begin_copy(id);
   }
-  report(record, ChangeKind::ARRIVED, Cause::STORED);
-}
-
-// The chunk can be found, or is given up.
-void Directory::end_following(ChunkRecord& record) noexcept {
-  following_ -= record.is_following ? 1U : 0U;
-  record.is_following = false;
+  reports_.report(record, ChangeKind::ARRIVED, Cause::STORED);
 }
 
 // What waits for this chunk, and for that in turn.
 void Directory::publish_waiting(RecordId parent, uint64_t now_ns) {
-  if (waiting_.empty()) {
+  if (waiting_.count() == 0) {
     return;
   }
   std::vector<RecordId> published{parent};
   std::vector<HoldId> ended;
-  for (size_t next = 0; next < published.size() && !waiting_.empty(); ++next) {
+  for (size_t next = 0; next < published.size() && waiting_.count() > 0; ++next) {
     for (RecordId child = records_[published[next]].first_child; child.valid(); child = records_[child].next_sibling) {
-      const auto found = waiting_.extract(child.value());
-      if (found.empty()) {
+      const auto run = waiting_.take(child);
+      if (!run) {
         continue;
       }
-      const WaitingRun& run = found.mapped();
-      const HoldTable::Records& records = *holds_.find_hold(run.hold);
+      const HoldTable::Records& records = *holds_.find_hold(run->hold);
       for (size_t index = 0; index < records.size(); ++index) {
-        publish(records[index], run.checksums.data() + index * (run.checksums.size() / records.size()));
+        publish(records[index], run->checksums.data() + index * (run->checksums.size() / records.size()));
       }
       published.insert(published.end(), records.begin(), records.end());
-      ended.push_back(run.hold);
+      ended.push_back(run->hold);
     }
   }
   for (auto hold = ended.rbegin(); hold != ended.rend(); ++hold) {

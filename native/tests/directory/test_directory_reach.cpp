@@ -57,8 +57,8 @@ TEST(a_crowded_key_takes_the_slot_of_the_coldest_idle_chunk) {
   }
   EXPECT(store(pool, {crowding(pool, 1000)}));
   EXPECT(pool.directory.stats().evicted_chunks >= 1);
-  EXPECT(!pool.directory.find(keys[0]));
-  EXPECT(pool.directory.find(keys[100]));
+  EXPECT(!pool.directory.place_of(keys[0]));
+  EXPECT(pool.directory.place_of(keys[100]));
   EXPECT(pool.is_sound());
   for (uint64_t id = 1001; id < 1300; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));
@@ -76,8 +76,8 @@ TEST(raised_priorities_are_crowded_out_last) {
   for (uint64_t id = 1001; id < 1057; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));
   }
-  EXPECT(pool.directory.find(keys[0]));
-  EXPECT(!pool.directory.find(keys[255]));
+  EXPECT(pool.directory.place_of(keys[0]));
+  EXPECT(!pool.directory.place_of(keys[255]));
   EXPECT(pool.is_sound());
 }
 
@@ -93,7 +93,7 @@ TEST(held_chunks_are_not_crowded_out) {
   EXPECT(pool.directory.stats().chunks == MAX_PROBE);
   EXPECT(pool.directory.release(holds[9], ++pool.now));
   EXPECT(store(pool, {crowding(pool, 1000)}));
-  EXPECT(!pool.directory.find(keys[9]));
+  EXPECT(!pool.directory.place_of(keys[9]));
   EXPECT(pool.is_sound());
 }
 
@@ -105,7 +105,7 @@ TEST(a_chain_is_crowded_out_from_its_leaf) {
   }
   EXPECT(store(pool, chain));
   EXPECT(store(pool, {crowding(pool, 1000)}));
-  EXPECT(!pool.directory.find(chain.back()));
+  EXPECT(!pool.directory.place_of(chain.back()));
   EXPECT(pool.directory.stats().evicted_chunks == 1);
   EXPECT(pool.is_sound());
 }
@@ -194,8 +194,8 @@ TEST(a_lower_tier_with_a_table_of_its_own_makes_room_in_that_one) {
     EXPECT(below.verify().empty() && upper.is_sound());
   }
   EXPECT(below.stats().chunks == MAX_PROBE);
-  EXPECT(!below.find(keys[0]) && !upper.view->find(keys[0]));
-  EXPECT(below.find(keys[10]) && upper.view->find(keys[10]));
+  EXPECT(!below.place_of(keys[0]) && !upper.view->find(keys[0]));
+  EXPECT(below.place_of(keys[10]) && upper.view->find(keys[10]));
 }
 
 TEST(rows_whose_keys_are_out_of_reach_are_not_restored) {

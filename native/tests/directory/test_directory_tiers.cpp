@@ -114,7 +114,7 @@ TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
   EXPECT(directory.landed(key_of(1), made.generations[0]));
   EXPECT(directory.landed(key_of(3), made.generations[2]));
   const auto feed = ChangeFeed::create(32);
-  directory.report_to(feed);
+  directory.reports().report_to(feed);
   const auto is = [](const NamedTokens& named, size_t done, bool is_waiting) {
     return named.done == done && named.is_waiting == is_waiting;
   };

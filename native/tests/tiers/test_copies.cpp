@@ -16,7 +16,7 @@ constexpr uint8_t HBM = tier_bit(Tier::HBM);
 constexpr uint8_t DRAM = tier_bit(Tier::DRAM);
 constexpr uint8_t SSD = tier_bit(Tier::SSD);
 
-bool has(const Directory& tier, uint64_t id) { return tier.find(key_of(id)).has_value(); }
+bool has(const Directory& tier, uint64_t id) { return tier.place_of(key_of(id)).has_value(); }
 
 std::vector<uint8_t> states_of(const Reservation& made, std::vector<SaveState> states) {
   std::vector<uint8_t> expected;
@@ -63,13 +63,13 @@ TEST(a_device_is_planned_in_whole_segments) {
 TEST(copies_need_an_index_planned_for_the_device) {
   DevicePool pool(16, 16);
   const auto other = *DirectoryGeometry::plan_device(2 * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, 16);
-  EXPECT(Directory::why_no_copies(pool.memory.directory, pool.device_geometry) != nullptr);  // it has some already
-  EXPECT(Directory::why_no_copies(pool.files, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(pool.memory.directory, pool.device_geometry) != nullptr);  // it has some already
+  EXPECT(CopyLink::why_refused(pool.files, pool.device_geometry) != nullptr);
   Pool plain(16 * CHUNK);
-  EXPECT(Directory::why_no_copies(plain.directory, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(plain.directory, pool.device_geometry) != nullptr);
   Pool for_other(16 * CHUNK, 1000, true, 64 << 20, PolicyKind::LRU, 0, &other);
-  EXPECT(Directory::why_no_copies(for_other.directory, pool.device_geometry) != nullptr);
-  EXPECT(Directory::why_no_copies(for_other.directory, other) == nullptr);
+  EXPECT(CopyLink::why_refused(for_other.directory, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(for_other.directory, other) == nullptr);
   EXPECT(TierSet::why_refused({&pool.device}) != nullptr);
 }
 
@@ -292,7 +292,7 @@ TEST(changes_of_copies_are_reported_in_their_order) {
   DevicePool pool(2, 16);
   const auto feed = ChangeFeed::create(32);
   for (Directory* tier : {&pool.memory.directory, &pool.files, &pool.device}) {
-    tier->report_to(feed);
+    tier->reports().report_to(feed);
   }
   EXPECT(pool.memory.store({1, 2}) == 2);
   EXPECT(pool.copy({1, 2}) == 2);
@@ -320,8 +320,8 @@ TEST(priorities_are_reported_once_for_a_chunk_and_its_copy) {
   EXPECT(pool.memory.store({1}) == 1);
   EXPECT(pool.copy({1}) == 1);
   const auto feed = ChangeFeed::create(8);
-  pool.memory.directory.report_to(feed);
-  pool.device.report_to(feed);
+  pool.memory.directory.reports().report_to(feed);
+  pool.device.reports().report_to(feed);
   static_cast<void>(pool.memory.directory.retain(pool.memory.owner, pack({1}).data(), {{60, 0}}, ++pool.memory.now));
   EXPECT(feed->waiting() == 1);
 }

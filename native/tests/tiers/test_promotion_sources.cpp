@@ -38,7 +38,7 @@ TEST(each_chunk_comes_from_the_tier_that_is_named) {
   EXPECT(tiers.memory.directory.columns({made.id})->levels == std::vector<uint8_t>({3, 2, 3}));
   EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
-  EXPECT(tiers.memory.directory.find(key_of(1)) && !tiers.memory.directory.find(key_of(2)) && tiers.is_sound());
+  EXPECT(tiers.memory.directory.place_of(key_of(1)) && !tiers.memory.directory.place_of(key_of(2)) && tiers.is_sound());
 }
 
 TEST(a_source_that_has_not_the_chunk_or_another_one_is_refused) {
@@ -78,7 +78,7 @@ TEST(a_verdict_about_a_source_drops_no_newer_chunk_there) {
   EXPECT(drop(tiers.store, key_of(1)) == 3);
   EXPECT(tiers.copy(1, 2, {1}) == 1);
   const FailedLanding failed = tiers.fail(1, made, LoadFault::SOURCE);
-  EXPECT(failed.dropped_in_source == 0 && tiers.store.find(key_of(1)));
+  EXPECT(failed.dropped_in_source == 0 && tiers.store.place_of(key_of(1)));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now) && tiers.is_sound());
 }
 
@@ -132,8 +132,8 @@ TEST(a_chunk_of_an_external_source_needs_no_directory_of_that_tier) {
   const FailedLanding failed = tiers.fail(3, made, LoadFault::SOURCE);
   EXPECT(failed.dropped_in_source == 0 && failed.next == Tier::PEER);
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
-  EXPECT(tiers.memory.directory.find(key_of(2)) && !tiers.memory.directory.find(key_of(3)));
-  EXPECT(tiers.store.find(key_of(3)) && !tiers.memory.directory.find(key_of(4)));
+  EXPECT(tiers.memory.directory.place_of(key_of(2)) && !tiers.memory.directory.place_of(key_of(3)));
+  EXPECT(tiers.store.place_of(key_of(3)) && !tiers.memory.directory.place_of(key_of(4)));
   EXPECT(!tiers.memory.directory.landed(key_of(4), made.generations[3]) && tiers.is_sound());
 }
 
@@ -147,5 +147,5 @@ TEST(a_directory_without_lower_tiers_takes_chunks_of_an_external_source) {
   EXPECT(pool.directory.landed(key_of(1), made.generations[0]));
   EXPECT(pool.directory.fail_landing(key_of(2), made.generations[1], LoadFault::SOURCE).dropped_in_source == 0);
   EXPECT(pool.directory.release(made.id, ++pool.now));
-  EXPECT(pool.directory.find(key_of(1)) && !pool.directory.find(key_of(2)) && pool.directory.verify().empty());
+  EXPECT(pool.directory.place_of(key_of(1)) && !pool.directory.place_of(key_of(2)) && pool.directory.verify().empty());
 }

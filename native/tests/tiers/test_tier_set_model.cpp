@@ -78,7 +78,7 @@ class RandomRun {
   void copy(size_t from, size_t to, const std::vector<uint64_t>& ids) {
     static_cast<void>(tiers_.copy(from, to, ids));
     for (const uint64_t id : ids) {
-      if (tiers_.all[to]->find(key_of(id))) {
+      if (tiers_.all[to]->place_of(key_of(id))) {
         arrive(to, id, DEFAULT_PRIORITY);
       }
     }
@@ -122,7 +122,7 @@ class RandomRun {
   void follow(const Stored& before) {
     for (size_t tier = 0; tier < ThreeTiers::TIERS; ++tier) {
       for (const uint64_t id : everything()) {
-        if (tiers_.all[tier]->find(key_of(id)) || !model_[tier].contains(id)) {
+        if (tiers_.all[tier]->place_of(key_of(id)) || !model_[tier].contains(id)) {
           continue;
         }
         const uint8_t priority = model_[tier][id];

@@ -65,7 +65,7 @@ struct ThreeTiers {
   [[nodiscard]] uint8_t found(const ChunkKey& key) const {
     uint8_t bits = 0;
     for (size_t tier = 0; tier < TIERS; ++tier) {
-      bits = static_cast<uint8_t>(bits | (all[tier]->find(key) ? tier_bit(level(tier)) : 0));
+      bits = static_cast<uint8_t>(bits | (all[tier]->place_of(key) ? tier_bit(level(tier)) : 0));
     }
     return bits;
   }
