@@ -57,8 +57,8 @@ Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, cons
   const size_t n = keys.size() / KEY_BYTES;
   const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).extents, "checksums");
   const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n, is_external);
-  const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
-                                               packed, n, now_ns, sources);
+  const Reservation answer = directory.promotions().promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
+                                                            packed, n, now_ns, sources);
   return reserved(answer);
 }
 
@@ -72,7 +72,7 @@ Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t genera
   if (fault >= LOAD_FAULTS) {
     throw nb::value_error("fault must be 0 (source), 1 (path) or 2 (memory)");
   }
-  const FailedLanding failed = directory.fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
+  const FailedLanding failed = directory.promotions().fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
   const auto level = failed.next ? std::optional(static_cast<uint8_t>(*failed.next)) : std::nullopt;
   return {failed.removed, failed.dropped_in_source, level};
 }
@@ -208,7 +208,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {
-            return self.landed(one_key(key), generation, token_ids(tokens));
+            return self.promotions().landed(one_key(key), generation, token_ids(tokens));
           },
           "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
           "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
@@ -220,7 +220,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             if (count == 0 || tokens.size() % (count * sizeof(int32_t)) != 0 || ids.size() / count > TOKEN_IDS_MAX) {
               throw nb::value_error("tokens must be as many for each key, 4096 at most");
             }
-            const NamedTokens named = self.name_tokens(known_namespace(self, owner), packed_keys(keys), count, ids);
+            const NamedTokens named = self.promotions().name_tokens(known_namespace(self, owner), packed_keys(keys), count, ids);
             return nb::typed<nb::tuple, size_t, bool>(nb::make_tuple(named.done, named.is_waiting));
           },
           "namespace"_a, "keys"_a, "tokens"_a,
@@ -228,7 +228,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           "(done, is_waiting), how many leading ones have them now, and whether the next one is on its way.")
       .def(
           "has_landed",
-          [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.has_landed(one_key(key), generation); },
+          [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.promotions().has_landed(one_key(key), generation); },
           "key"_a, "generation"_a,
           "Whether all extents of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier\n"
           "without memory.")

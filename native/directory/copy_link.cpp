@@ -60,15 +60,15 @@ bool CopyLink::is_copied_from(const ChunkKey& key, Tier from, uint64_t generatio
 
 void CopyLink::begin_copy(RecordId id) noexcept {
   const ChunkRecord& copy = copies_.records_[id];
-  note(copy.key, residency_of(id));
+  note_copy(copy.key, residency_of(id));
   const ChunkRecord* const original = originals_.find_ready(copy.key);
   if (original->priority != copy.priority) {
-    static_cast<void>(copies_.set_retention(id, {original->priority, 0}));
+    static_cast<void>(copies_.retention_.set_retention(id, {original->priority, 0}));
   }
 }
 
 // A chunk has a copy from now on; generation 0: no more. Whoever finds the copy's bit finds where it is.
-void CopyLink::note(const ChunkKey& key, Residency copy) noexcept {
+void CopyLink::note_copy(const ChunkKey& key, Residency copy) noexcept {
   const auto entry = originals_.table_.find(key);
   KVPOOL_CHECK(entry && entry->record.valid());
   ChunkRecord& original = originals_.records_[entry->record];
@@ -124,7 +124,7 @@ void CopyLink::follow_retention(const ChunkKey& key, uint8_t priority) noexcept 
   const RecordId copy = copies_.find_record(key);
   KVPOOL_CHECK(copy.valid());
   if (copies_.records_[copy].priority != priority) {
-    static_cast<void>(copies_.set_retention_in_queue(copy, {priority, 0}));
+    static_cast<void>(copies_.retention_.set_retention_in_queue(copy, {priority, 0}));
   }
 }
 

@@ -48,7 +48,7 @@ class CopyLink {
                                                         const ChunkKey& key) const noexcept;
   [[nodiscard]] bool is_copied_from(const ChunkKey& key, Tier from, uint64_t generation) const noexcept;
   void begin_copy(RecordId copy) noexcept;
-  void end_copy(const ChunkKey& key) noexcept { note(key, {}); }
+  void end_copy(const ChunkKey& key) noexcept { note_copy(key, {}); }
   void verify_copy(RecordId copy, std::vector<std::string>& broken) const;
 
   // Of the originals. One leaves, and what follows it has left; these, a part of one chain, have been used; the priority of one that has
@@ -65,7 +65,7 @@ class CopyLink {
   void verify_original(RecordId original, std::vector<std::string>& broken) const;
 
  private:
-  void note(const ChunkKey& key, Residency copy) noexcept;
+  void note_copy(const ChunkKey& key, Residency copy) noexcept;
   [[nodiscard]] Residency residency_of(RecordId copy) const noexcept;
 
   Directory& originals_;

@@ -79,7 +79,7 @@ uint32_t DemotionOrder::forget_written(uint32_t cursor, uint32_t looks) noexcept
     ChunkRecord& record = records_[id];
     if (record.was_below && !record.is_below) {
       standings_.set_written(record, false);
-      standings_.settle(id);
+      standings_.settle_chunk(id);
       ++moved;
     }
   }
@@ -142,7 +142,7 @@ UnsavedChain DemotionOrder::next_chain(uint32_t scan, WriteOrder order, uint64_t
     }
     if (follows_evicted(records_, id, steps_above)) {
       standings_.set_written(records_[id], true);
-      standings_.settle(id);
+      standings_.settle_chunk(id);
       ++evicted_below;
       continue;
     }

@@ -74,6 +74,13 @@ class DemotionOrder {
   [[nodiscard]] bool remembers(const ChunkKey& key) const noexcept { return ghosts_ && ghosts_->contains(key); }
 
  private:
+  // A search that found no chunk, and would find none now: few chunks have come or gone since.
+  struct EmptySearch {
+    bool was_empty = false;
+    WriteOrder order = WriteOrder::COLDEST;
+    uint64_t changes_until = 0;  // of the queues' `unsaved_changes`, until another one is worth its time
+  };
+
   [[nodiscard]] uint64_t bytes_of(const ChunkRecord& record) const noexcept { return arena_.size_class(record.size_class).chunk_bytes; }
   [[nodiscard]] bool is_admitted(const ChunkRecord& record, uint64_t now_ns) const noexcept;
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps, uint64_t now_ns) const noexcept;

@@ -39,10 +39,10 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       standings_(records_, arena_, queues_),
       demotion_(records_, arena_, queues_, *policy_, standings_, geometry.capacity),
       room_(records_, arena_, queues_, standings_, demotion_, stats_, geometry.capacity),
-      retention_(records_, arena_, geometry.capacity),
+      retention_(*this, records_, arena_, geometry.capacity),
       holds_(records_),
       shares_(holds_, records_, arena_, geometry.capacity, geometry.max_chunks) {
-  retention_.cap(RETAINED_SHARE);
+  retention_.ledger().cap(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
 }
@@ -81,29 +81,24 @@ DirectoryStats Directory::stats() const noexcept {
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
-  stats.retention = retention_.counts();
+  stats.retention = retention_.ledger().counts();
   return stats;
 }
 
 std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  return entry && entry->record.valid() ? tokens_.of(entry->record) : std::span<const int32_t>{};
+  const RecordId id = find_record(key);
+  return id.valid() ? tokens_.of(id) : std::span<const int32_t>{};
 }
 
 const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  const bool is_ready = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
-  return is_ready ? &records_[entry->record] : nullptr;
+  const RecordId id = find_record(key);
+  return id.valid() && records_[id].state == ChunkState::READY ? &records_[id] : nullptr;
 }
 
 std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcept {
   const ChunkRecord* ready = find_ready(key);
   return ready != nullptr ? std::optional(ChunkPlace{uint64_t{ready->page.value()} * PAGE_BYTES, ready->generation})
                           : std::nullopt;
-}
-
-uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
-  return arena_.size_class(record.size_class).chunk_bytes;
 }
 
 void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
@@ -156,10 +151,10 @@ void Directory::hide(RecordId id) noexcept {
       originals_->end_copy(record.key);
     }
   }
-  mark_outside(record, false);
+  promotions_.leave_outside(record);
   waiting_.end_following(record);
   leave(record.key);
-  forget_retention(id);
+  retention_.forget_chunk(id);
   if (record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation)) {
     table_.end_landing(record.page);  // it was offered to others
   }
@@ -201,7 +196,7 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   ++stats_.evictions[static_cast<size_t>(reason)];
   count_departure(records_[leaf]);
   policy_->note_evicted(records_[leaf]);
-  hand_down(records_[leaf]);
+  retention_.hand_down(records_[leaf]);
   departure_ = static_cast<Cause>(reason);
   remove_idle(leaf);
 }
@@ -219,7 +214,7 @@ void Directory::make_zombie(RecordId id) noexcept {
   ++stats_.zombies;
   ++namespaces_[record.owner.value()].zombies;
   vacate(id);
-  if (const auto run = waiting_.take(id)) {
+  if (const auto run = waiting_.take_run(id)) {
     release(run->hold, latest_ns_);  // what followed it in the run went before it
   }
 }
@@ -263,24 +258,23 @@ void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
 }
 
 uint64_t Directory::drop(const ChunkKey& key, uint64_t generation) {
-  const auto entry = table_.find(key);
-  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
-  if (!is_this || records_[entry->record].state != ChunkState::READY) {
+  const RecordId id = find_record(key);
+  if (!id.valid() || records_[id].generation != generation || records_[id].state != ChunkState::READY) {
     return 0;
   }
   departure_ = Cause::DROPPED;
-  const uint64_t removed = remove_subtree(entry->record);
+  const uint64_t removed = remove_subtree(id);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
-  const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid() || !records_[entry->record].has_bytes()) {
+  const RecordId id = find_record(key);
+  if (!id.valid() || !records_[id].has_bytes()) {
     return 0;
   }
   departure_ = Cause::DISCARDED;
-  const uint64_t removed = remove_subtree(entry->record);
+  const uint64_t removed = remove_subtree(id);
   stats_.flushed_chunks += removed;
   return removed;
 }

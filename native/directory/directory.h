@@ -1,8 +1,10 @@
 // Directory of one tier: which chunks are stored, for which namespace, in which slot, and which of them are evicted first.
 //
-// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes the holds
-// (hold_table.h, holder_shares.h), the retention (retention_ledger.h) and the queues (eviction_queues.h). What it is not: a mover
-// of bytes, a clock (`now_ns` is an argument), or a timer for deadlines: those of leases and reservations are the caller's.
+// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes what has a noun of its
+// own: holds (hold_table.h, holder_shares.h), who is evicted (eviction_queues.h, standings.h, room_planner.h) or written below
+// (demotion_order.h), retention (tier_retention.h), promotions (promotions.h), copies (copy_link.h), runs of chunks that wait
+// (waiting_runs.h) and reports (chunk_reports.h). What it is not: a mover of bytes, a clock (`now_ns` is an argument), or a timer for
+// deadlines: those of leases and reservations are the caller's.
 //
 // A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
 // generation; the word is cleared before the slot can be given to anybody else.
@@ -22,7 +24,7 @@
 //   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
-// table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: copy_link.h.
+// table while another tier has it; one that returns is promoted into a slot and read extent by extent.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
 // that a client, a disk or a peer writes to it: only these two gate the slot's reuse.
 //
@@ -33,7 +35,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "records/change_feed.h"
@@ -47,12 +48,12 @@
 #include "holds/hold_table.h"
 #include "holds/holder_shares.h"
 #include "base/memory.h"
-#include "directory/reserve_plan.h"
+#include "directory/promotions.h"
 #include "directory/room_planner.h"
 #include "directory/standings.h"
+#include "directory/tier_retention.h"
 #include "directory/tier_set.h"
 #include "directory/waiting_runs.h"
-#include "retention/retention_ledger.h"
 #include "records/token_ids.h"
 
 namespace kvpool {
@@ -135,35 +136,12 @@ class Directory {
   // ends: the writer may still write. Whether nothing is left to do; once begun, nothing is committed.
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
-  // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
-  // at once, and read each extent when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
-  // that have them. NO_PARENT: its source, if not an external one, has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
-  // unless its extents are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
-  // source, and that alone, drops it (of the generation that was read) there too.
-  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
-                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
-  bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
-  // Gives consecutive chunks that came from outside without their token ids these, and reports them as arrived once more, up to
-  // the first that has not come yet, follows one without token ids, or is not here.
-  NamedTokens name_tokens(NamespaceId owner, const uint8_t* keys, size_t n, std::span<const int32_t> tokens);
-  // False for a promoted chunk of which extents have not landed, where there is memory for them.
-  [[nodiscard]] bool has_landed(const ChunkKey& key, uint64_t generation) const noexcept;
-  FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
-
-  // directory_retention.cpp. Retains chunks as requested from now on, stored ones and those being written, here and in lower
-  // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
-  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
-                                            uint64_t now_ns);
-  // Priority and duration of a chunk; nothing where it is not here.
-  [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
-  // The same of the chunks of a hold or a pin; nothing where it is unknown.
-  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
-  // Ends priorities whose duration is over, a bounded number; `reserve`, `promote` and `retain` do too. Where several tiers retain
-  // a chunk alike, it expires in all of them when its duration after its last use in the uppermost is over.
-  void expire_retention(uint64_t now_ns);
-  // The cap on what is retained, when to call `expire_retention` next, and what of this lower tier has expired.
-  [[nodiscard]] RetentionLedger& ledger() noexcept { return retention_; }
-
+  // What is read from other tiers into this one.
+  [[nodiscard]] Promotions& promotions() noexcept { return promotions_; }
+  [[nodiscard]] const Promotions& promotions() const noexcept { return promotions_; }
+  // What is retained, and until when.
+  [[nodiscard]] TierRetention& retention() noexcept { return retention_; }
+  [[nodiscard]] const TierRetention& retention() const noexcept { return retention_; }
   // What is admitted to lower tiers, and what `reserve` and `promote` may evict for their room.
   [[nodiscard]] DemotionOrder& demotion() noexcept { return demotion_; }
   [[nodiscard]] RoomPlanner& room() noexcept { return room_; }
@@ -197,7 +175,6 @@ class Directory {
   uint64_t drop(const ChunkKey& key, uint64_t generation);
   // The same for a chunk that nobody wants any more, whatever its generation: it counts as flushed.
   uint64_t discard(const ChunkKey& key);
-  friend class FlushWalk;  // removes what nobody holds, in parts
 
   // What comes, leaves and is here, as changes.
   [[nodiscard]] ChunkReports& reports() noexcept { return reports_; }
@@ -229,26 +206,35 @@ class Directory {
   [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
 
  private:
+  // What joins directories, and parts of this one: they remove chunks, move them in the queues, and read all that is here.
+  friend class ChunkReports;
+  friend class CopyLink;
+  friend class CrowdedReach;    // directory_reach.cpp
+  friend class DirectoryAudit;  // directory_audit.cpp
+  friend class FlushWalk;
+  friend class Promotions;
+  friend class TierRetention;
+  friend class TierSet;
+
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
 
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
             const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
 
-  friend class ChunkReports;
-  friend class CopyLink;
-  friend class DirectoryAudit;  // directory_audit.cpp
-  friend class CrowdedReach;    // directory_reach.cpp
-  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : copies_->bit(); }
-  [[nodiscard]] Retention retained_as(RecordId id) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept { return arena_.size_class(of.size_class).chunk_bytes; }
+  // The record of a key, whatever its state; unset where it is not here.
+  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept {
+    const auto entry = table_.find(key);
+    return entry ? entry->record : RecordId();
+  }
+  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
 
   // directory_tiers.cpp: what other tiers hold.
-  friend class TierSet;
   [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
+  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : copies_->bit(); }
   [[nodiscard]] std::span<Directory* const> lower_tiers() const noexcept;
   void mark_below(RecordId id, bool is_below) noexcept, become_ready(ChunkRecord& record) noexcept;
-  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
   [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
@@ -256,10 +242,6 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
-  void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
-  [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
-  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
-  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
@@ -270,17 +252,10 @@ class Directory {
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
-  // directory_retention.cpp: what the ledger leaves to the directory, which knows the queues and the other tiers.
-  [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
-  [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
-  void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
-  void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
-  void forget_retention(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
-  [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
-  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
-  [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention retention) const noexcept;
-  void expire(RecordId id), expire_here(RecordId id);
+  // directory_pins.cpp, directory_holds.cpp
+  void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
+  [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
+  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
@@ -308,12 +283,6 @@ class Directory {
                                  bool is_promotion = false) noexcept;
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                    ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
-  [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
-  [[nodiscard]] bool is_outside(const PromotionSource& source) const noexcept;
-  [[nodiscard]] uint8_t outside_bit(const ChunkRecord& record) const noexcept;
-  void mark_outside(const ChunkRecord& record, bool is_coming) noexcept;
-  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower);
-  [[nodiscard]] bool has_expected_extents(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   // directory_reach.cpp
@@ -338,12 +307,12 @@ class Directory {
   Standings standings_;
   DemotionOrder demotion_;
   RoomPlanner room_;
-  RetentionLedger retention_;
+  TierRetention retention_;
   HoldTable holds_;
   HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
   WaitingRuns waiting_;
-  std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
+  Promotions promotions_{*this};
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
   uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists

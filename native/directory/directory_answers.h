@@ -101,6 +101,13 @@ struct Columns {
   std::vector<uint64_t> slots;  // SlotAddress, packed; none where readers know no slots
 };
 
+// How much of a reserve is done in one call.
+struct ReserveBounds {
+  size_t limit = SIZE_MAX;  // chunks
+  bool may_wait = false;    // stop before a chunk that would be NOT_READY
+  bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
+};
+
 struct Reservation {
   HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
   std::vector<uint8_t> states;

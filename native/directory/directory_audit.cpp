@@ -54,7 +54,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   if (copies_ != nullptr) {
     copies_->verify(broken);
   }
-  append(broken, retention_.verify());
+  append(broken, retention_.ledger().verify());
   append(broken, holds_.verify());
   append(broken, waiting_.verify(records_, holds_));
   audit.verify_sums(with_shared);
@@ -98,8 +98,8 @@ void DirectoryAudit::verify_records(bool with_shared) const {
   if (counted != of_.counted_) {
     broken_.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(of_.counted_));
   }
-  if (of_.promotions_.size() > of_.stats_.promoting + of_.stats_.zombies) {
-    broken_.push_back("promotions under way: " + std::to_string(of_.promotions_.size()) + ", of fewer chunks");
+  if (of_.promotions_.count() > of_.stats_.promoting + of_.stats_.zombies) {
+    broken_.push_back("promotions under way: " + std::to_string(of_.promotions_.count()) + ", of fewer chunks");
   }
   if (alive != of_.records_.alive()) {
     broken_.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(of_.records_.alive()));
@@ -125,11 +125,11 @@ void DirectoryAudit::verify_record(RecordId id) const {
       broken_.push_back(name_of(id) + " has wrong tiers in the table");
     }
     const auto known = static_cast<uint8_t>(of_.lower_bits_ | of_.upper_bits_ | tier_bit(of_.tier_) | of_.copies_bit());
-    if (!of_.is_lower() && (entry->tiers & ~known) != of_.outside_bit(record)) {
+    if (!of_.is_lower() && (entry->tiers & ~known) != of_.promotions_.outside_bit(record)) {
       broken_.push_back(name_of(id) + " is wrong about a tier outside");
     }
   }
-  const bool is_below = of_.lower_bits_ != 0 && record.state != ChunkState::ZOMBIE && of_.uppermost_below(record.key).has_value();
+  const bool is_below = record.state != ChunkState::ZOMBIE && of_.uppermost_below(record.key).has_value();
   if (record.is_below != is_below) {
     broken_.push_back(name_of(id) + " is wrong about its copy below");
   }
@@ -138,7 +138,7 @@ void DirectoryAudit::verify_record(RecordId id) const {
       !of_.table_.has_generation(record.page, record.has_bytes() ? record.generation : 0)) {
     broken_.push_back(name_of(id) + " has a wrong generation word");
   }
-  if (record.state == ChunkState::PROMOTING && !of_.promotions_.contains(record.generation)) {
+  if (record.state == ChunkState::PROMOTING && !of_.promotions_.is_under_way(record.generation)) {
     broken_.push_back(name_of(id) + " comes from no tier");
   }
   if (record.generation == 0 || record.generation > of_.last_generation_) {

@@ -50,8 +50,8 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
   if (!parent) {
     return RecordId();
   }
-  const auto entry = table_.find(*parent);
-  return entry && entry->record.valid() ? std::optional(entry->record) : std::nullopt;
+  const RecordId id = find_record(*parent);
+  return id.valid() ? std::optional(id) : std::nullopt;
 }
 
 void Directory::add_hold(RecordId id) noexcept {
@@ -197,12 +197,11 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
 }
 
 std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
-  const auto entry = table_.find(ChunkKey::from_bytes(leaf));
+  const RecordId id = find_record(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
-  if (entry && entry->record.valid() && records_[entry->record].owner == owner &&
-      records_[entry->record].has_bytes() && records_[entry->record].depth + 1 == n) {
+  if (id.valid() && records_[id].owner == owner && records_[id].has_bytes() && records_[id].depth + 1 == n) {
     chain.reserve(n);
-    append_chain(entry->record, n, chain);
+    append_chain(id, n, chain);
   }
   return chain;
 }

@@ -38,7 +38,7 @@ void Directory::end_pin(RecordId id) noexcept {
     return;
   }
   count_idle(record);
-  standings_.settle(id);
+  standings_.settle_chunk(id);
 }
 
 bool Directory::unpin(HoldId pin) {

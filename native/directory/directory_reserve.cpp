@@ -11,7 +11,7 @@ namespace kvpool {
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder, ReserveBounds bounds) {
   Reservation answer;
-  expire_retention(now_ns);
+  retention_.expire_due(now_ns);
   ShareClaim claim{holder, shares_.protected_bytes()};
   ReservationState state;
   if (begin_chain(owner, size_class, parent, state)) {
@@ -33,7 +33,7 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
     complete(answer);
     return answer;
   }
-  expire_retention(now_ns);
+  retention_.expire_due(now_ns);
   ReservationState& state = *found;
   const size_t before = state.records.size();
   ShareClaim claim{state.holder, shares_.protected_bytes(), before, state.is_compared, reservation};
@@ -60,13 +60,12 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   if (!parent) {
     return true;
   }
-  const auto entry = table_.find(*parent);
-  if (!entry || !entry->record.valid() ||
-      !(records_[entry->record].has_bytes() || (!is_promotion && may_follow(records_[entry->record]))) ||
-      records_[entry->record].owner != owner || records_[entry->record].size_class != size_class) {
+  const RecordId above = find_record(*parent);
+  if (!above.valid() || !(records_[above].has_bytes() || (!is_promotion && may_follow(records_[above]))) ||
+      records_[above].owner != owner || records_[above].size_class != size_class) {
     return false;
   }
-  append_chain(entry->record, HELD_ANCESTORS, state.records);
+  append_chain(above, HELD_ANCESTORS, state.records);
   ChunkRecord& first = records_[state.records.front()];
   first.is_cut = first.is_cut || first.parent.valid();
   state.ancestors = state.records.size();
@@ -202,8 +201,8 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if (const auto refusal = originals_ == nullptr ? std::nullopt : originals_->why_not_copied(owner, size_class, parent, key)) {
     return *refusal;
   }
-  const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
-  if (source != nullptr && lower == nullptr && !is_outside(*source)) {
+  const ChunkRecord* const lower = source == nullptr ? nullptr : promotions_.find_source(key, *source);
+  if (source != nullptr && lower == nullptr && !promotions_.is_outside(*source)) {
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
@@ -226,7 +225,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     records_.attach_child(parent, id);
   }
   if (source != nullptr) {
-    begin_promotion(id, *source, lower);
+    promotions_.begin_promotion(id, *source, lower);
   }
   record = id;
   return SaveState::RESERVED;

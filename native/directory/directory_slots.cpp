@@ -48,9 +48,7 @@ void Directory::free_slot(RecordId id) noexcept {
   } else {
     shares_.release_record();
   }
-  if (!promotions_.empty()) {
-    promotions_.erase(record.generation);  // no report of its landing has come
-  }
+  promotions_.forget_promotion(record.generation);
   records_.release(id);
 }
 

@@ -23,7 +23,7 @@ void Directory::mark_below(RecordId id, bool is_below) noexcept {
       demotion_.note_written(record);
     }
   }
-  standings_.settle(id);
+  standings_.settle_chunk(id);
 }
 
 // Whether another tier has it too, and not merely a copy that leaves with it.
@@ -39,12 +39,6 @@ std::span<Directory* const> Directory::lower_tiers() const noexcept {
 std::optional<Tier> Directory::uppermost_below(const ChunkKey& key) const noexcept {
   const unsigned below = lower_bits_ == 0 ? 0U : static_cast<unsigned>(tiers_->tiers_of(key) & lower_bits_);
   return below == 0 ? std::nullopt : std::optional(static_cast<Tier>(std::countr_zero(below)));
-}
-
-// The record of a key, whatever its state.
-RecordId Directory::find_record(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  return entry ? entry->record : RecordId();
 }
 
 // The key's entry names this record from now on; it is new, or a lower tier's.
@@ -171,8 +165,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
   if (request != Retention{}) {
-    retention_.begin_request();
-    static_cast<void>(set_retention(id, request));
+    retention_.ledger().begin_request();
+    static_cast<void>(retention_.set_retention(id, request));
   }
   record.standing = standings_.of(record);
   // Chunks come from the newest to the oldest: each goes to the older side of the one restored before it, children behind parents.

@@ -80,7 +80,7 @@ void Directory::keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& 
   const RecordId leading = run.front();
   const HoldId hold = make_hold(std::exchange(run, {})).id;
   shares_.charge({hold}, holder);
-  waiting_.add(leading, {hold, std::exchange(checksums, {})});
+  waiting_.add_run(leading, {hold, std::exchange(checksums, {})});
 }
 
 // REQUIRES: nobody writes the chunk any more, and the one before it can be found.
@@ -108,7 +108,7 @@ void Directory::publish_waiting(RecordId parent, uint64_t now_ns) {
   std::vector<HoldId> ended;
   for (size_t next = 0; next < published.size() && waiting_.count() > 0; ++next) {
     for (RecordId child = records_[published[next]].first_child; child.valid(); child = records_[child].next_sibling) {
-      const auto run = waiting_.take(child);
+      const auto run = waiting_.take_run(child);
       if (!run) {
         continue;
       }

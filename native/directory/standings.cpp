@@ -9,7 +9,7 @@ void Standings::add_by_access(RecordId id, uint32_t steps, bool or_oldest) noexc
   queues_.add_by_access(id, steps, or_oldest);
 }
 
-void Standings::settle(RecordId id) noexcept {
+void Standings::settle_chunk(RecordId id) noexcept {
   const ChunkRecord& record = records_[id];
   if (record.is_free() && !record.is_aside && record.standing != of(record)) {
     queues_.remove(id);

@@ -19,8 +19,8 @@ namespace kvpool {
 class Standings {
  public:
   // Entries looked at from each end of a list for the place of a chunk: guesses that bound the control thread's time at a few
-  // microseconds. Of one that has got or lost a copy below, or was held without a use; of one that has lost its last child, which was
-  // the oldest; of one with another priority.
+  // microseconds. Of one that has got or lost a copy below; of one that has lost its last child, which was the oldest; of one with
+  // another priority.
   static constexpr uint32_t SETTLE_STEPS = 256;
   static constexpr uint32_t CHILDLESS_STEPS = 64;
   static constexpr uint32_t POSITION_STEPS = 64;
@@ -51,7 +51,7 @@ class Standings {
   void add_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
   // Moves an idle chunk that has got or lost a copy in a lower tier to the list where it belongs now. One with a pin moves when the
   // pin ends.
-  void settle(RecordId id) noexcept;
+  void settle_chunk(RecordId id) noexcept;
   // An unsaved chunk that is read for a copy moves to the list of those, so that others are found first.
   void begin_saving(RecordId id) noexcept;
   // Moves an idle chunk to the queue of its own priority; one that is too old for a place there becomes the first.

@@ -115,9 +115,9 @@ const ChunkRecord* TierSet::uppermost(std::span<Directory* const> tiers, const C
 
 std::optional<uint64_t> TierSet::upper_expiry(const Directory& tier, const ChunkKey& key, Retention retention) const noexcept {
   for (const Directory* upper : above(tier)) {
-    const RecordId id = upper->find_alike(key, retention);
+    const RecordId id = upper->retention_.find_alike(key, retention);
     if (id.valid()) {
-      return upper->own_expiry(upper->records_[id]);
+      return upper->retention_.own_expiry(upper->records_[id]);
     }
   }
   return std::nullopt;

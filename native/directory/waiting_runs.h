@@ -40,9 +40,9 @@ class WaitingRuns {
     record.is_following = false;
   }
 
-  void add(RecordId leading, Run run) { runs_.emplace(leading.value(), std::move(run)); }
+  void add_run(RecordId leading, Run run) { runs_.emplace(leading.value(), std::move(run)); }
   // Nothing where no run begins with the chunk.
-  [[nodiscard]] std::optional<Run> take(RecordId leading) noexcept {
+  [[nodiscard]] std::optional<Run> take_run(RecordId leading) noexcept {
     auto found = runs_.extract(leading.value());
     return found.empty() ? std::nullopt : std::optional(std::move(found.mapped()));
   }

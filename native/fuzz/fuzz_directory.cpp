@@ -191,7 +191,7 @@ class Requests {
     const auto count = input_.up_to(6);
     const Retention retention{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
     const NamespaceId asking = owner();
-    const auto states = pool_.directory.retain(asking, keys(count).data(), std::vector<Retention>(count, retention), time());
+    const auto states = pool_.directory.retention().retain(asking, keys(count).data(), std::vector<Retention>(count, retention), time());
     FUZZ_EXPECT(states.size() == count);
   }
 

@@ -263,7 +263,7 @@ class Moves {
       for (size_t index = here.chunks; names_sources && index < below.chunks; ++index) {
         sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns({below.id})->generations[index]});
       }
-      const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
+      const Reservation made = memory_.promotions().promote(tiers_.memory.owner, tiers_.memory.small, parent,
                                                &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now(), sources);
       Move read{made.id, below.id, &memory_, &lower, {}, {}};
       for (size_t index = 0; index < made.states.size(); ++index) {
@@ -292,9 +292,9 @@ class Moves {
       const uint64_t outcome = input_.up_to(3);
       if (outcome == 0) {
         const auto fault = static_cast<LoadFault>(input_.up_to(LOAD_FAULTS - 1));
-        static_cast<void>(memory_.fail_landing(read.keys[index], read.generations[index], fault));
+        static_cast<void>(memory_.promotions().fail_landing(read.keys[index], read.generations[index], fault));
       } else if (outcome != 1) {
-        memory_.landed(read.keys[index], read.generations[index]);
+        memory_.promotions().landed(read.keys[index], read.generations[index]);
       }
     }
     memory_.release(read.hold, now());

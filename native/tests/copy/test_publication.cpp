@@ -94,7 +94,7 @@ TEST(a_chunk_that_never_lands_is_removed_with_its_last_hold) {
     EXPECT(tiers.demote() == 2);
     EXPECT(tiers.memory.store({11, 12, 13, 14}) == 4);
     Directory& memory = tiers.memory.directory;
-    const Reservation reading = memory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 30);
+    const Reservation reading = memory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 30);
     const Hold lease = way == 0 ? tiers.memory.acquire({1}) : Hold{};
     const Reservation saving = way == 0 ? Reservation{} : tiers.memory.reserve({5}, 1);
     EXPECT(memory.release(reading.id, 31));

@@ -132,10 +132,10 @@ TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ende
 
 TEST(retained_chunks_are_not_evicted_for_others) {
   Tiers tiers(4, 16);
-  tiers.memory.directory.ledger().cap(1.0);
+  tiers.memory.directory.retention().ledger().cap(1.0);
   EXPECT(tiers.memory.store({1}) == 1);
   EXPECT(tiers.memory.store({2}) == 1);
-  static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack({1}).data(), {{80, 0}}, ++tiers.memory.now));
+  static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, pack({1}).data(), {{80, 0}}, ++tiers.memory.now));
   EXPECT(tiers.demote() == 1);
   EXPECT(tiers.demote() == 1);
   EXPECT(tiers.memory.store({3}) == 1);

@@ -69,9 +69,9 @@ TEST(a_crowded_key_takes_the_slot_of_the_coldest_idle_chunk) {
 TEST(raised_priorities_are_crowded_out_last) {
   Pool pool(CHUNKS * CHUNK, CHUNKS);
   const std::vector<ChunkKey> keys = crowd(pool);
-  pool.directory.ledger().cap(1.0);
+  pool.directory.retention().ledger().cap(1.0);
   const std::vector<ChunkKey> kept(keys.begin(), keys.begin() + 200);
-  const auto states = pool.directory.retain(pool.owner, bytes_of(kept).data(), std::vector<Retention>(200, {90, 0}), ++pool.now);
+  const auto states = pool.directory.retention().retain(pool.owner, bytes_of(kept).data(), std::vector<Retention>(200, {90, 0}), ++pool.now);
   EXPECT(all_are(states, SaveState{0}));
   for (uint64_t id = 1001; id < 1057; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));

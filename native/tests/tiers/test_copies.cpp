@@ -210,19 +210,19 @@ TEST(a_part_of_a_hold_that_ends_is_a_use_of_its_copies) {
 
 TEST(a_copy_is_retained_as_its_original_is) {
   DevicePool pool(16, 4);
-  pool.memory.directory.ledger().cap(1.0);
-  pool.device.ledger().cap(1.0);
+  pool.memory.directory.retention().ledger().cap(1.0);
+  pool.device.retention().ledger().cap(1.0);
   EXPECT(pool.memory.store(range(1, 2)) == 2);
   EXPECT(pool.memory.store(range(11, 2)) == 2);
   EXPECT(pool.memory.store({21}) == 1);
   const auto retain = [&](uint64_t first, size_t count, Retention as) {
-    return pool.memory.directory.retain(pool.memory.owner, pack(range(first, count)).data(), std::vector<Retention>(count, as), pool.memory.now);
+    return pool.memory.directory.retention().retain(pool.memory.owner, pack(range(first, count)).data(), std::vector<Retention>(count, as), pool.memory.now);
   };
   static_cast<void>(retain(1, 1, {80, 5}));
   EXPECT(pool.copy(range(1, 2)) == 2);
-  EXPECT(pool.device.retention(key_of(1)) == Retention(80, 5));
+  EXPECT(pool.device.retention().of(key_of(1)) == Retention(80, 5));
   static_cast<void>(retain(2, 1, {70, 0}));
-  EXPECT(pool.device.retention(key_of(2)) == Retention(70, 0));
+  EXPECT(pool.device.retention().of(key_of(2)) == Retention(70, 0));
   EXPECT(pool.device.stats().retention.chunks == 2);
   EXPECT(pool.copy(range(11, 2)) == 2);
   EXPECT(pool.copy({21}) == 1);  // in the place of the newer chunk that is not retained
@@ -230,13 +230,13 @@ TEST(a_copy_is_retained_as_its_original_is) {
   EXPECT(pool.levels(range(11, 2)) == std::vector<uint8_t>({0, 1}));
   EXPECT(pool.is_sound());
   pool.memory.now += 6'000'000;
-  pool.memory.directory.expire_retention(pool.memory.now + (uint64_t{2} << TICK_SHIFT));
-  EXPECT(pool.device.retention(key_of(1)) == Retention());
-  EXPECT(pool.device.retention(key_of(2)) == Retention(70, 0));
+  pool.memory.directory.retention().expire_due(pool.memory.now + (uint64_t{2} << TICK_SHIFT));
+  EXPECT(pool.device.retention().of(key_of(1)) == Retention());
+  EXPECT(pool.device.retention().of(key_of(2)) == Retention(70, 0));
   static_cast<void>(retain(2, 1, {}));
   EXPECT(pool.device.stats().retention.chunks == 0);
   EXPECT(pool.is_sound());
-  EXPECT(all_are(pool.device.retain(pool.memory.owner, pack({1}).data(), {{90, 0}}, pool.memory.now), SaveState{2}));  // RetainState::ABSENT
+  EXPECT(all_are(pool.device.retention().retain(pool.memory.owner, pack({1}).data(), {{90, 0}}, pool.memory.now), SaveState{2}));  // RetainState::ABSENT
 }
 
 TEST(a_flush_of_the_device_takes_copies_alone) {
@@ -322,7 +322,7 @@ TEST(priorities_are_reported_once_for_a_chunk_and_its_copy) {
   const auto feed = ChangeFeed::create(8);
   pool.memory.directory.reports().report_to(feed);
   pool.device.reports().report_to(feed);
-  static_cast<void>(pool.memory.directory.retain(pool.memory.owner, pack({1}).data(), {{60, 0}}, ++pool.memory.now));
+  static_cast<void>(pool.memory.directory.retention().retain(pool.memory.owner, pack({1}).data(), {{60, 0}}, ++pool.memory.now));
   EXPECT(feed->waiting() == 1);
 }
 

@@ -14,11 +14,11 @@ uint64_t used(const Pool& pool) { return pool.directory.stats().used_bytes / CHU
 struct OnItsWay : ThreeTiers {
   OnItsWay() : ThreeTiers(2, 4, 4) {
     EXPECT(memory.store({1, 2}) == 2 && copy(0, 1, {1, 2}) == 2 && drop(memory.directory, key_of(1)) == 2);
-    made = memory.directory.promote(memory.owner, memory.small, std::nullopt, pack({1, 2}).data(), 2, ++memory.now);
+    made = memory.directory.promotions().promote(memory.owner, memory.small, std::nullopt, pack({1, 2}).data(), 2, ++memory.now);
     EXPECT(made.id != 0);
   }
   FailedLanding fail(size_t index) {
-    return memory.directory.fail_landing(key_of(index + 1), made.generations[index], LoadFault::PATH);
+    return memory.directory.promotions().fail_landing(key_of(index + 1), made.generations[index], LoadFault::PATH);
   }
   Reservation made;
 };
@@ -66,7 +66,7 @@ TEST(a_failed_promotion_keeps_each_slot_until_its_own_io_has_ended) {
   static_cast<void>(tiers.fail(0));  // the second one's I/O goes on
   EXPECT(used(tiers.memory) == 1 && tiers.is_sound());
   EXPECT(all_are(tiers.memory.reserve({11}).states, SaveState::RESERVED));
-  EXPECT(!tiers.memory.directory.landed(key_of(2), tiers.made.generations[1]));
+  EXPECT(!tiers.memory.directory.promotions().landed(key_of(2), tiers.made.generations[1]));
   EXPECT(used(tiers.memory) == 1 && tiers.is_sound());  // the new one's
   EXPECT(tiers.memory.directory.release(lease.id, 9) && tiers.memory.directory.release(tiers.made.id, 9) && tiers.is_sound());
 }
