@@ -56,7 +56,7 @@ std::tuple<bool, nb::bytes> take(ChangeFeed& feed, size_t limit) {
 std::tuple<uint32_t, nb::bytes> list(const Directory& directory, uint32_t cursor, size_t limit) {
   require_rows(limit);
   std::vector<Change> rows;
-  const uint32_t next = directory.list(cursor, limit, rows);
+  const uint32_t next = directory.reports().list(cursor, limit, rows);
   return {next, pack(rows)};
 }
 
@@ -186,7 +186,9 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
   module.def("pack_ids", &packed, "column"_a,
              "A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.");
   directory
-      .def("report_to", &Directory::report_to, "feed"_a, "Reports every change to the feed from now on.")
+      .def(
+          "report_to", [](Directory& self, std::shared_ptr<ChangeFeed> feed) { self.reports().report_to(std::move(feed)); }, "feed"_a,
+          "Reports every change to the feed from now on.")
       .def("runs_of", &runs_of, "rows"_a, "chunk_tokens"_a, "payload_max"_a,
            "Rows of the feed as runs that one event reports each. `chunk_tokens`: by namespace. Raises ValueError for rows that\n"
            "are none, KeyError for a namespace that is not in it.")
@@ -195,7 +197,7 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "find",
           [](const Directory& self, const nb::bytes& key) {
-            const auto found = self.find(one_key(key));
+            const auto found = self.reports().find(one_key(key));
             return found ? nb::bytes(&*found, sizeof(Change)) : nb::bytes("");
           },
           "key"_a, "A row of the chunk, empty where it is not here.")

@@ -61,7 +61,7 @@ Directory* make_file_directory(const DirectoryGeometry& geometry, const std::str
 
 Directory* make_directory_of_copies(Directory& originals, const DirectoryGeometry& geometry, const std::string& policy,
                                     const nb::bytes& seed) {
-  if (const char* refusal = Directory::why_no_copies(originals, geometry)) {
+  if (const char* refusal = CopyLink::why_refused(originals, geometry)) {
     throw nb::value_error(refusal);
   }
   return new Directory(originals, geometry, policy_named(policy), seed_of(seed));
@@ -141,8 +141,6 @@ Fields stats_of_directory(const Directory& directory) {
   result["entries"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
-  result["quarantined"] = counts.quarantined;
-  result["quarantined_bytes"] = counts.quarantined_bytes;
   result["held"] = counts.held;
   result["holds"] = counts.holds;
   result["pinned"] = counts.pinned;

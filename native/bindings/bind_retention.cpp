@@ -37,12 +37,12 @@ std::vector<Retention> unpack_requests(const nb::bytes& keys, const nb::bytes& p
 nb::bytes retain(Directory& directory, uint32_t owner, const nb::bytes& keys, const nb::bytes& priorities,
                  const nb::bytes& durations_ms, uint64_t now_ns) {
   const uint8_t* first = packed_keys(keys);
-  return pack(directory.retain(known_namespace(directory, owner), first, unpack_requests(keys, priorities, durations_ms),
+  return pack(directory.retention().retain(known_namespace(directory, owner), first, unpack_requests(keys, priorities, durations_ms),
                                now_ns));
 }
 
 std::tuple<nb::bytes, nb::bytes> retentions(const Directory& directory, HoldId hold) {
-  const auto found = directory.retentions(hold);
+  const auto found = directory.retention().of_hold(hold);
   require_known(found.has_value());
   std::vector<uint8_t> priorities;
   std::vector<uint32_t> durations_ms;
@@ -63,7 +63,7 @@ void bind_retention(nb::class_<Directory>& directory) {
             if (!(share >= 0.0 && share <= 1.0)) {
               throw nb::value_error("share must be 0 to 1");
             }
-            self.cap_retained(share);
+            self.retention().ledger().cap(share);
           },
           "share"_a, "At most this share of the capacity is retained above the default priority from now on.")
       .def("retain", &retain, "namespace"_a, "keys"_a, "priorities"_a, "durations_ms"_a, "now_ns"_a,
@@ -73,21 +73,24 @@ void bind_retention(nb::class_<Directory>& directory) {
       .def(
           "retention",
           [](const Directory& self, const nb::bytes& key) -> std::optional<std::tuple<uint8_t, uint32_t>> {
-            const auto found = self.retention(one_key(key));
+            const auto found = self.retention().of(one_key(key));
             return found ? std::optional(std::tuple(found->priority, found->duration_ms)) : std::nullopt;
           },
           "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
       .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")
-      .def("next_expiry_ns", &Directory::next_expiry_ns, "When `expire_retention` is to be called next; None: no priority can expire.")
+      .def(
+          "next_expiry_ns", [](Directory& self) { return self.retention().ledger().next_ns(); },
+          "When `expire_retention` is to be called next; None: no priority can expire.")
       .def(
           "take_expired",
           [](Directory& self) {
-            const auto keys = self.take_expired();
+            const auto keys = self.retention().ledger().take_expired();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
           "The keys of which the priority has expired in this lower tier since the last call, packed.")
-      .def("expire_retention", &Directory::expire_retention, "now_ns"_a,
-           "Ends the priorities whose duration is over: they fall back to the default, a bounded number in each call.");
+      .def(
+          "expire_retention", [](Directory& self, uint64_t now_ns) { self.retention().expire_due(now_ns); }, "now_ns"_a,
+          "Ends the priorities whose duration is over: they fall back to the default, a bounded number in each call.");
 }
 
 }  // namespace kvpool

@@ -57,8 +57,8 @@ Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, cons
   const size_t n = keys.size() / KEY_BYTES;
   const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).extents, "checksums");
   const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n, is_external);
-  const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
-                                               packed, n, now_ns, sources);
+  const Reservation answer = directory.promotions().promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
+                                                            packed, n, now_ns, sources);
   return reserved(answer);
 }
 
@@ -72,7 +72,7 @@ Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t genera
   if (fault >= LOAD_FAULTS) {
     throw nb::value_error("fault must be 0 (source), 1 (path) or 2 (memory)");
   }
-  const FailedLanding failed = directory.fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
+  const FailedLanding failed = directory.promotions().fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
   const auto level = failed.next ? std::optional(static_cast<uint8_t>(*failed.next)) : std::nullopt;
   return {failed.removed, failed.dropped_in_source, level};
 }
@@ -208,7 +208,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {
-            return self.landed(one_key(key), generation, token_ids(tokens));
+            return self.promotions().landed(one_key(key), generation, token_ids(tokens));
           },
           "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
           "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
@@ -220,7 +220,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             if (count == 0 || tokens.size() % (count * sizeof(int32_t)) != 0 || ids.size() / count > TOKEN_IDS_MAX) {
               throw nb::value_error("tokens must be as many for each key, 4096 at most");
             }
-            const NamedTokens named = self.name_tokens(known_namespace(self, owner), packed_keys(keys), count, ids);
+            const NamedTokens named = self.promotions().name_tokens(known_namespace(self, owner), packed_keys(keys), count, ids);
             return nb::typed<nb::tuple, size_t, bool>(nb::make_tuple(named.done, named.is_waiting));
           },
           "namespace"_a, "keys"_a, "tokens"_a,
@@ -228,7 +228,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           "(done, is_waiting), how many leading ones have them now, and whether the next one is on its way.")
       .def(
           "has_landed",
-          [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.has_landed(one_key(key), generation); },
+          [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.promotions().has_landed(one_key(key), generation); },
           "key"_a, "generation"_a,
           "Whether all extents of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier\n"
           "without memory.")
@@ -241,30 +241,35 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             if (admitted > static_cast<uint32_t>(Admitted::NOTHING)) {
               throw nb::value_error("admitted must be 0 to 3");
             }
-            self.admit(static_cast<Admitted>(admitted), least_chance);
+            self.demotion().admit(static_cast<Admitted>(admitted), least_chance);
           },
           "admitted"_a, "least_chance"_a = 0.0,
           "These chunks are written to the lower tier from now on (0 all, 1 those with at least this chance of a use and those\n"
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
-      .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
-      .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
-           "What was evicted from the lower tier since its last use may be written there once more: of the records from the\n"
-           "cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.")
+      .def(
+          "knows_chances", [](Directory& self) { return self.demotion().knows_chances(); },
+          "Whether the policy has learned how likely chunks are to be used again.")
+      .def(
+          "forget_written", [](Directory& self, uint32_t cursor, uint32_t looks) { return self.demotion().forget_written(cursor, looks); },
+          "cursor"_a, "looks"_a,
+          "What was evicted from the lower tier since its last use may be written there once more: of the records from the\n"
+          "cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
           "remember_evicted",
           [](Directory& self, uint32_t chunks) {
             if (chunks == 0) {
               throw nb::value_error("chunks must be positive");
             }
-            self.remember_evicted(chunks);
+            self.demotion().remember_evicted(chunks);
           },
           "chunks"_a, "Remembers evicted chunks, about so many: one that comes again counts as touched before. To be called once.")
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
                    "Bytes in use that cannot be evicted without a write before: not those of idle chunks that are saved or being saved.")
       .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
       .def("keys_of", &keys_of, "holds"_a, "The keys of holds and pins, of one after the other, packed.")
-      .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
-           "While True nothing is evicted that no other tier has: NOT_READY instead.")
+      .def(
+          "protect_unsaved", [](Directory& self, bool is_protected) { self.room().protect_unsaved(is_protected); }, "is_protected"_a,
+          "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
            "Rows in the format of `RESTORE_ROW`, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,

@@ -1,123 +1,48 @@
-// Geometry, construction, removal and eviction order of the directory. See directory.h.
+// Construction, removal and eviction order of the directory. See directory.h.
 #include "directory/directory.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
 
 namespace kvpool {
 namespace {
 
-// From this size on segments are multiples of huge pages; below, rounding would waste the arena.
-constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
-constexpr uint64_t SEGMENTS_AT_LEAST = 8;
-constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
-// In an arena of up to so many slots of 4 KiB the words of slots take little memory; a larger arena has larger slots.
-constexpr uint64_t SMALL_SLOTS_MAX = uint64_t{1} << 18;
-constexpr uint64_t LEAST_SLOT_BYTES_MAX = uint64_t{32} << 10;
-// Of a slot of the least size: extents of less than 2 KiB take more room than their bytes in a large arena.
-constexpr uint64_t SLOT_EXTENTS = 16;
-// Checksums of an arena: their numbers have 32 bits.
-constexpr uint64_t CHECKSUMS_MAX = uint64_t{1} << 31;
-// Unless `cap_retained` sets another share: enough for the prompts that all requests share, too little to fill the tier.
+// Unless the ledger is given another share: enough for the prompts that all requests share, too little to fill the tier.
 constexpr double RETAINED_SHARE = 0.3;
-// Part of the capacity for which the counts of a size class remember what was written to lower tiers and what was lost: a guess.
-constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
-// Entries looked at from each end of a list for the position of a chunk that has lost its last child: the child was the oldest.
-constexpr uint32_t CHILDLESS_STEPS = 64;
-
-// No more chunks than `max_chunks` have entries, so a slot may be as large as the capacity gives each of them: as many smaller chunks
-// fit as before. A power of two of pages, so that segments are whole slots.
-uint64_t least_slot_bytes(uint64_t capacity, uint32_t max_chunks) noexcept {
-  const uint64_t of_chunk = std::bit_floor(std::min(capacity / max_chunks, capacity / SMALL_SLOTS_MAX) | 1);
-  return std::clamp(of_chunk, PAGE_BYTES, LEAST_SLOT_BYTES_MAX);
-}
-
-// Segments whose slots readers know: as many words as `max_chunks` chunks can need.
-ArenaShape shape_of(uint64_t segment_bytes, uint64_t segments, uint64_t capacity, uint32_t max_chunks) noexcept {
-  ArenaShape arena{segment_bytes, static_cast<uint32_t>(segments)};
-  arena.slot_bytes_min = least_slot_bytes(capacity, max_chunks);
-  arena.checksum_bytes_min = std::max({arena.slot_bytes_min / SLOT_EXTENTS, std::bit_ceil(capacity / CHECKSUMS_MAX),
-                                       ArenaShape{}.checksum_bytes_min});
-  return arena;
-}
 
 }  // namespace
-
-std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
-                                                         uint32_t max_chunks, uint32_t further_entries,
-                                                         const DirectoryGeometry* device) {
-  const uint64_t entries = uint64_t{max_chunks} + further_entries;
-  if (capacity == 0 || capacity > ARENA_BYTES_MAX || segment_bytes == 0 || max_chunks == 0 ||
-      entries > MAX_ENTRIES) {
-    return std::nullopt;
-  }
-  const uint64_t share = (capacity + SEGMENTS_AT_LEAST - 1) / SEGMENTS_AT_LEAST;
-  uint64_t bytes = round_up(std::min(segment_bytes, share), PAGE_BYTES);
-  if (bytes >= HUGE_SEGMENT_BYTES) {
-    bytes = round_up(bytes, HUGE_PAGE_BYTES);
-  }
-  const uint64_t segments = (capacity + bytes - 1) / bytes + 1;
-  if (segments > UINT32_MAX) {
-    return std::nullopt;
-  }
-  DirectoryGeometry planned{capacity, max_chunks, shape_of(bytes, segments, capacity, max_chunks), {IndexShape::slots_for(entries)}};
-  planned.index.regions.push_back(planned.region(Tier::DRAM, Backing::MEMFD));
-  if (device != nullptr) {
-    planned.index.regions.push_back(device->region(Tier::HBM, Backing::DEVICE));
-  }
-  return planned.index.valid() ? std::optional(std::move(planned)) : std::nullopt;
-}
-
-std::optional<DirectoryGeometry> DirectoryGeometry::plan_device(uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks) {
-  if (capacity > ARENA_BYTES_MAX || segment_bytes == 0 || segment_bytes % HUGE_PAGE_BYTES != 0 || capacity < segment_bytes ||
-      max_chunks == 0 || max_chunks > MAX_ENTRIES) {
-    return std::nullopt;
-  }
-  const ArenaShape arena = shape_of(segment_bytes, capacity / segment_bytes, capacity, max_chunks);
-  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
-}
-
-RegionShape DirectoryGeometry::region(Tier tier, Backing backing) const noexcept {
-  return {arena.total_bytes(), arena.segments * arena.slots_per_segment(), arena.segments * arena.checksums_per_segment(), tier, backing};
-}
-
-std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_bytes, uint32_t segments,
-                                                               uint32_t max_chunks) {
-  const bool is_in_range = segment_bytes != 0 && segment_bytes % PAGE_BYTES == 0 && segments != 0 &&
-                           segment_bytes <= FILES_BYTES_MAX / segments;
-  if (!is_in_range || max_chunks == 0 || max_chunks > MAX_ENTRIES) {
-    return std::nullopt;
-  }
-  const ArenaShape arena{segment_bytes, segments, 1};
-  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
-}
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
                      const HashSeed& seed)
-    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, nullptr) {}
+    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, TableRegion{}) {}
+
+Directory::Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy, const HashSeed& seed)
+    : Directory(nullptr, nullptr, geometry, nullptr, Tier::HBM, policy, seed, TableRegion{&originals.table_.shared(), DEVICE_REGION}) {
+  originals_ = std::make_unique<CopyLink>(originals, *this);
+}
+
+Directory::~Directory() { KVPOOL_CHECK(copies_ == nullptr); }
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
-                     const HashSeed& seed, Directory* originals)
+                     const HashSeed& seed, TableRegion region)
     : geometry_(geometry),
       tier_(tier),
-      originals_(originals),
       arena_mapping_(std::move(arena)),
-      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_,
-             originals == nullptr ? TableRegion{} : TableRegion{&originals->table_.shared(), DEVICE_REGION}),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_, region),
       arena_(geometry.arena),
       records_(geometry.max_chunks),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
       queues_(records_, *policy_),
-      write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
-      unsaved_order_(queues_, write_shares_),
-      retention_(records_, arena_, geometry.capacity),
+      standings_(records_, arena_, queues_),
+      demotion_(records_, arena_, queues_, *policy_, standings_, geometry.capacity),
+      room_(records_, arena_, queues_, standings_, demotion_, stats_, geometry.capacity),
+      retention_(*this, records_, arena_, geometry.capacity),
       holds_(records_),
       shares_(holds_, records_, arena_, geometry.capacity, geometry.max_chunks) {
-  cap_retained(RETAINED_SHARE);
+  retention_.ledger().cap(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
 }
@@ -130,9 +55,9 @@ std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t exten
   const auto added = arena_.add_class(chunk_bytes, extents, has_place_below, instead);
   if (arena_.class_count() > known) {
     queues_.add_class();
-    write_shares_.add_class();
+    demotion_.add_class();
   } else if (added && *added == instead) {
-    write_shares_.forget(instead);
+    demotion_.forget_class(instead);
   }
   return added;
 }
@@ -152,21 +77,28 @@ DirectoryStats Directory::stats() const noexcept {
   stats.holds = holds_.holds();
   stats.pins = holds_.pins();
   stats.reservations = holds_.reservations().size();
-  stats.waiting_runs = waiting_.size();
+  stats.waiting_runs = waiting_.count();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
-  stats.retention = retention_.counts();
+  stats.retention = retention_.ledger().counts();
   return stats;
 }
 
 std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  return entry && entry->record.valid() ? tokens_.of(entry->record) : std::span<const int32_t>{};
+  const RecordId id = find_record(key);
+  return id.valid() ? tokens_.of(id) : std::span<const int32_t>{};
 }
 
-uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
-  return arena_.size_class(record.size_class).chunk_bytes;
+const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
+  const RecordId id = find_record(key);
+  return id.valid() && records_[id].state == ChunkState::READY ? &records_[id] : nullptr;
+}
+
+std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcept {
+  const ChunkRecord* ready = find_ready(key);
+  return ready != nullptr ? std::optional(ChunkPlace{uint64_t{ready->page.value()} * PAGE_BYTES, ready->generation})
+                          : std::nullopt;
 }
 
 void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
@@ -175,7 +107,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
   KVPOOL_CHECK(record.holds == 0);
   latest_ns_ = std::max(latest_ns_, now_ns);
   record.last_access_ns = latest_ns_;
-  record.standing = standing_of(record);
+  record.standing = standings_.of(record);
   queues_.add(id);
   count_idle(record);
 }
@@ -214,15 +146,15 @@ void Directory::hide(RecordId id) noexcept {
     if (copies_ != nullptr) {
       copies_->withdraw(record.key, departure_);
     }
-    report(record, ChangeKind::LEFT, departure_);
+    reports_.report(record, ChangeKind::LEFT, departure_);
     if (originals_ != nullptr) {
-      originals_->note_copy(record.key, {});
+      originals_->end_copy(record.key);
     }
   }
-  mark_outside(record, false);
-  end_following(record);
+  promotions_.leave_outside(record);
+  waiting_.end_following(record);
   leave(record.key);
-  forget_retention(id);
+  retention_.forget_chunk(id);
   if (record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation)) {
     table_.end_landing(record.page);  // it was offered to others
   }
@@ -250,13 +182,13 @@ void Directory::hide(RecordId id) noexcept {
 }
 
 void Directory::remove_idle(RecordId id) noexcept {
-  KVPOOL_CHECK(is_free(records_[id]));
+  KVPOOL_CHECK(records_[id].is_free());
   const RecordId parent = records_[id].parent;
   const uint64_t last_access_ns = records_[id].last_access_ns;
   make_busy(id);
   hide(id);
   free_slot(id);
-  requeue_childless(parent, last_access_ns);
+  standings_.requeue_childless(parent, last_access_ns);
 }
 
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
@@ -264,36 +196,15 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   ++stats_.evictions[static_cast<size_t>(reason)];
   count_departure(records_[leaf]);
   policy_->note_evicted(records_[leaf]);
-  hand_down(records_[leaf]);
+  retention_.hand_down(records_[leaf]);
   departure_ = static_cast<Cause>(reason);
   remove_idle(leaf);
-}
-
-// A chunk that was moved beside its child, or set aside for it, goes back to its own position when its last child has left.
-// It was used no earlier than its child.
-void Directory::requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept {
-  if (!parent.valid()) {
-    return;
-  }
-  ChunkRecord& record = records_[parent];
-  const bool is_behind_child = record.last_access_ns < child_access_ns;
-  record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
-  record.is_cut = record.is_cut || is_behind_child;
-  if (record.first_child.valid() || !is_listed(record)) {
-    return;
-  }
-  if (record.is_aside || is_behind_child) {
-    queues_.remove(parent);
-    stand_by_access(parent, CHILDLESS_STEPS, false);
-  } else if (record.level != record.priority) {
-    requeue(parent);
-  }
 }
 
 void Directory::make_zombie(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.holds > 0 || record.pins > 0);
-  if (is_listed(record)) {
+  if (record.is_listed()) {
     queues_.remove(id);
   }
   stats_.aborted_chunks += record.state == ChunkState::WRITING ? 1U : 0U;
@@ -303,8 +214,8 @@ void Directory::make_zombie(RecordId id) noexcept {
   ++stats_.zombies;
   ++namespaces_[record.owner.value()].zombies;
   vacate(id);
-  if (const auto run = waiting_.extract(id.value()); !run.empty()) {
-    release(run.mapped().hold, latest_ns_);  // what followed it in the run went before it
+  if (const auto run = waiting_.take_run(id)) {
+    release(run->hold, latest_ns_);  // what followed it in the run went before it
   }
 }
 
@@ -322,11 +233,11 @@ uint64_t Directory::remove_subtree(RecordId top) noexcept {
     const bool is_last = id == top;
     const RecordId parent = records_[id].parent;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
-    if (is_free(records_[id])) {
+    if (records_[id].is_free()) {
       remove_idle(id);
     } else {
       make_zombie(id);
-      requeue_childless(parent, 0);
+      standings_.requeue_childless(parent, 0);
     }
     if (is_last) {
       return removed;
@@ -347,24 +258,23 @@ void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
 }
 
 uint64_t Directory::drop(const ChunkKey& key, uint64_t generation) {
-  const auto entry = table_.find(key);
-  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
-  if (!is_this || records_[entry->record].state != ChunkState::READY) {
+  const RecordId id = find_record(key);
+  if (!id.valid() || records_[id].generation != generation || records_[id].state != ChunkState::READY) {
     return 0;
   }
   departure_ = Cause::DROPPED;
-  const uint64_t removed = remove_subtree(entry->record);
+  const uint64_t removed = remove_subtree(id);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
-  const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state)) {
+  const RecordId id = find_record(key);
+  if (!id.valid() || !records_[id].has_bytes()) {
     return 0;
   }
   departure_ = Cause::DISCARDED;
-  const uint64_t removed = remove_subtree(entry->record);
+  const uint64_t removed = remove_subtree(id);
   stats_.flushed_chunks += removed;
   return removed;
 }

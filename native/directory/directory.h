@@ -1,8 +1,10 @@
 // Directory of one tier: which chunks are stored, for which namespace, in which slot, and which of them are evicted first.
 //
-// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes the holds
-// (hold_table.h, holder_shares.h), the retention (retention_ledger.h) and the queues (eviction_queues.h). What it is not: a mover
-// of bytes, a clock (`now_ns` is an argument), or a timer for deadlines: those of leases and reservations are the caller's.
+// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes what has a noun of its
+// own: holds (hold_table.h, holder_shares.h), who is evicted (eviction_queues.h, standings.h, room_planner.h) or written below
+// (demotion_order.h), retention (tier_retention.h), promotions (promotions.h), copies (copy_link.h), runs of chunks that wait
+// (waiting_runs.h) and reports (chunk_reports.h). What it is not: a mover of bytes, a clock (`now_ns` is an argument), or a timer for
+// deadlines: those of leases and reservations are the caller's.
 //
 // A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
 // generation; the word is cleared before the slot can be given to anybody else.
@@ -22,36 +24,37 @@
 //   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
-// table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: directory_copies.cpp.
+// table while another tier has it; one that returns is promoted into a slot and read extent by extent.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
-// that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
-// has its slots in quarantine, out of use until a fence is released.
+// that a client, a disk or a peer writes to it: only these two gate the slot's reuse.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "records/change_feed.h"
 #include "shared_index/chunk_index.h"
+#include "directory/chunk_reports.h"
+#include "directory/copy_link.h"
+#include "directory/demotion_order.h"
 #include "directory/directory_answers.h"
 #include "directory/directory_geometry.h"
 #include "eviction/eviction_queues.h"
-#include "eviction/ghost_filter.h"
 #include "holds/hold_table.h"
 #include "holds/holder_shares.h"
 #include "base/memory.h"
-#include "directory/reserve_plan.h"
+#include "directory/promotions.h"
+#include "directory/room_planner.h"
+#include "directory/standings.h"
+#include "directory/tier_retention.h"
 #include "directory/tier_set.h"
-#include "retention/retention_ledger.h"
+#include "directory/waiting_runs.h"
 #include "records/token_ids.h"
-#include "directory/unsaved_order.h"
 
 namespace kvpool {
 
@@ -62,16 +65,13 @@ class Directory {
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
             PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
-  // directory_copies.cpp. Of copies of what `originals` has READY; the words of its slots are in that one's index. When it ends its
-  // copies are found no more, unreported. REQUIRES: `why_no_copies` is nullptr; both get the same namespaces; `originals` outlives it.
+  // Of copies of what `originals` has READY; the words of its slots are in that one's index. REQUIRES: as CopyLink does.
   Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy = PolicyKind::LRU,
             const HashSeed& seed = HashSeed::random());
-  [[nodiscard]] static const char* why_no_copies(const Directory& originals, const DirectoryGeometry& geometry) noexcept;
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  void cap_retained(double share) noexcept { retention_.cap(share); }  // at most this share of the capacity: see RetentionLedger
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
@@ -130,58 +130,21 @@ class Directory {
   [[nodiscard]] Columns follow_saves(NamespaceId owner, const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n);
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
-  // Takes what was not committed out of sight, but its slots stay taken until end_reservation: the writer may still write.
-  bool expire_reservation(HoldId reservation, uint64_t now_ns);
-  // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
+  // The same for `limit` chunks at most, the last ones first: whether nothing is left to do.
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
+  // Takes `limit` chunks that were not committed out of sight, the last ones first, but their slots stay taken until the reservation
+  // ends: the writer may still write. Whether nothing is left to do; once begun, nothing is committed.
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
-  // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
-  // their slots stay out of use until it has reported on each (`landed`, `fail_landing`), or the fence that this returns is
-  // released. 0: unknown.
-  [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
-  // All writers that were abandoned up to this fence have ended: how many slots may be used again.
-  size_t release_quarantine(FenceId fence) noexcept;
-
-  // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
-  // at once, and read each extent when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
-  // that have them. NO_PARENT: its source, if not an external one, has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
-  // unless its extents are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
-  // source, and that alone, drops it (of the generation that was read) there too.
-  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
-                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
-  bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
-  // Gives consecutive chunks that came from outside without their token ids these, and reports them as arrived once more, up to
-  // the first that has not come yet, follows one without token ids, or is not here.
-  NamedTokens name_tokens(NamespaceId owner, const uint8_t* keys, size_t n, std::span<const int32_t> tokens);
-  // False for a promoted chunk of which extents have not landed, where there is memory for them.
-  [[nodiscard]] bool has_landed(const ChunkKey& key, uint64_t generation) const noexcept;
-  FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
-
-  // directory_retention.cpp. Retains chunks as requested from now on, stored ones and those being written, here and in lower
-  // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
-  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
-                                            uint64_t now_ns);
-  // Priority and duration of a chunk; nothing where it is not here.
-  [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
-  // The same of the chunks of a hold or a pin; nothing where it is unknown.
-  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
-  // Ends priorities whose duration is over, a bounded number; `reserve`, `promote` and `retain` do too. Where several tiers retain
-  // a chunk alike, it expires in all of them when its duration after its last use in the uppermost is over.
-  void expire_retention(uint64_t now_ns);
-  // When to call it next; nothing while no priority can expire.
-  [[nodiscard]] std::optional<uint64_t> next_expiry_ns() const noexcept { return retention_.next_ns(); }
-  // The keys of which the priority has expired in this lower tier since the last call, packed.
-  [[nodiscard]] std::vector<ChunkKey> take_expired() noexcept { return retention_.take_expired(); }
-
-  // From now on these chunks are written to lower tiers, with what precedes them. `least_chance`: what LIKELY means.
-  void admit(Admitted admitted, double least_chance = 0) noexcept;
-  [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written to a lower tier and evicted there is written again only when used. Forgets that of `looks` records from the
-  // cursor (0 = start) on: returns where to go on, 0 at the end.
-  [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
-  // Remembers chunks that are evicted: one that comes again counts as touched before. REQUIRES: chunks > 0, called once.
-  void remember_evicted(uint32_t chunks);
+  // What is read from other tiers into this one.
+  [[nodiscard]] Promotions& promotions() noexcept { return promotions_; }
+  [[nodiscard]] const Promotions& promotions() const noexcept { return promotions_; }
+  // What is retained, and until when.
+  [[nodiscard]] TierRetention& retention() noexcept { return retention_; }
+  [[nodiscard]] const TierRetention& retention() const noexcept { return retention_; }
+  // What is admitted to lower tiers, and what `reserve` and `promote` may evict for their room.
+  [[nodiscard]] DemotionOrder& demotion() noexcept { return demotion_; }
+  [[nodiscard]] RoomPlanner& room() noexcept { return room_; }
 
   // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
@@ -194,9 +157,6 @@ class Directory {
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
-  bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
-  // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
-  void protect_unsaved(bool is_protected) noexcept { protects_unsaved_ = is_protected; }
 
   // Makes a chunk of an earlier life READY where it lies, as if used before everything that is here: ancestors come before
   // descendants, the most recent first. False where its parent, its place or room is lacking.
@@ -215,13 +175,10 @@ class Directory {
   uint64_t drop(const ChunkKey& key, uint64_t generation);
   // The same for a chunk that nobody wants any more, whatever its generation: it counts as flushed.
   uint64_t discard(const ChunkKey& key);
-  friend class FlushWalk;  // removes what nobody holds, in parts
 
-  // From now on every chunk that comes to this tier or leaves it is reported to the feed; restored ones as a gap alone.
-  void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
-  // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
-  [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
-  [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+  // What comes, leaves and is here, as changes.
+  [[nodiscard]] ChunkReports& reports() noexcept { return reports_; }
+  [[nodiscard]] const ChunkReports& reports() const noexcept { return reports_; }
   // Where a READY chunk lies in this tier, as of now: nothing is held for whoever asks.
   [[nodiscard]] std::optional<ChunkPlace> place_of(const ChunkKey& key) const noexcept;
 
@@ -236,7 +193,7 @@ class Directory {
   [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;
   [[nodiscard]] uint32_t namespaces() const noexcept { return static_cast<uint32_t>(namespaces_.size()); }
   [[nodiscard]] DirectoryStats stats() const noexcept;
-  [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
+  [[nodiscard]] uint64_t unsaved_bytes() const noexcept { return standings_.unsaved_bytes(stats_.used_bytes); }
   [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
   [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
   [[nodiscard]] Tier tier() const noexcept { return tier_; }
@@ -249,31 +206,35 @@ class Directory {
   [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
 
  private:
-  // Chunks of all reservations that follow chunks which others write: all of them are published, or given up, in one call.
-  static constexpr size_t FOLLOWING_MAX = 2048;
+  // What joins directories, and parts of this one: they remove chunks, move them in the queues, and read all that is here.
+  friend class ChunkReports;
+  friend class CopyLink;
+  friend class CrowdedReach;    // directory_reach.cpp
+  friend class DirectoryAudit;  // directory_audit.cpp
+  friend class FlushWalk;
+  friend class Promotions;
+  friend class TierRetention;
+  friend class TierSet;
+
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
-            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, Directory* originals);
+            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
 
-  // directory_copies.cpp: the first three are called by the originals, of their copies.
-  void withdraw(const ChunkKey& key, Cause cause) noexcept, follow_retention(const ChunkKey& key, uint8_t priority) noexcept;
-  void use_copies(const std::vector<RecordId>& of_originals, uint64_t now_ns) noexcept;
-  void begin_copy(RecordId id) noexcept, note_copy(const ChunkKey& key, Residency copy) noexcept;
-  [[nodiscard]] Residency residency_of(RecordId id) const noexcept;
-  [[nodiscard]] std::optional<SaveState> why_not_copied(NamespaceId owner, ClassId of, RecordId parent, const ChunkKey& key) const noexcept;
-  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : tier_bit(copies_->tier_); }
-  [[nodiscard]] Retention retained_as(RecordId id) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept { return arena_.size_class(of.size_class).chunk_bytes; }
+  // The record of a key, whatever its state; unset where it is not here.
+  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept {
+    const auto entry = table_.find(key);
+    return entry ? entry->record : RecordId();
+  }
+  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
 
   // directory_tiers.cpp: what other tiers hold.
-  friend class TierSet;
   [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
+  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : copies_->bit(); }
   [[nodiscard]] std::span<Directory* const> lower_tiers() const noexcept;
   void mark_below(RecordId id, bool is_below) noexcept, become_ready(ChunkRecord& record) noexcept;
-  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
   [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
@@ -281,20 +242,6 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
-  [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
-  [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
-  void set_written(ChunkRecord& record, bool is_written) noexcept;
-  [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
-  void settle(RecordId id) noexcept;
-  void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
-  void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
-  [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
-  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
-  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
-  [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
-  void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
-  void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
@@ -305,21 +252,10 @@ class Directory {
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
-  [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
-  void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
-  // directory_retention.cpp: what the ledger leaves to the directory, which knows the queues and the other tiers.
-  [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
-  [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
-  void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
-  void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
-  void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
-  [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
-  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
-  [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention retention) const noexcept;
-  void expire(RecordId id), expire_here(RecordId id);
-  [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
+  // directory_pins.cpp, directory_holds.cpp
+  void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
+  [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
+  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
@@ -335,14 +271,11 @@ class Directory {
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept, abort_writing(RecordId id) noexcept;
-  // Copied whole, and out of sight until the chunk before it is READY.
-  [[nodiscard]] static bool is_waiting(const ChunkRecord& of) noexcept { return of.state == ChunkState::WRITING && !of.has_writer; }
   // Chunks of lower tiers and copies are committed in their order: what is dropped meanwhile has been dropped in its source.
   [[nodiscard]] bool has_clients() const noexcept { return originals_ == nullptr && !is_lower(); }
   [[nodiscard]] bool may_follow(const ChunkRecord& of) const noexcept { return of.state == ChunkState::WRITING && has_clients(); }
   void publish(RecordId id, const uint32_t* checksums) noexcept, publish_waiting(RecordId parent, uint64_t now_ns);
   void keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& checksums, HolderId holder);
-  void end_following(ChunkRecord& record) noexcept;
   void note_chain(ReservationState& state, size_t from) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
@@ -350,48 +283,18 @@ class Directory {
                                  bool is_promotion = false) noexcept;
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                    ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
-  [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
-  [[nodiscard]] bool is_outside(const PromotionSource& source) const noexcept;
-  [[nodiscard]] uint8_t outside_bit(const ChunkRecord& record) const noexcept;
-  void mark_outside(const ChunkRecord& record, bool is_coming) noexcept;
-  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower);
-  [[nodiscard]] bool has_expected_extents(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
-  // directory_room.cpp, directory_victims.cpp
-  [[nodiscard]] bool may_evict(RecordId id) const noexcept;
-  [[nodiscard]] SaveState wait_for(RecordId id) noexcept;
-  [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners) const;
-  [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
-  void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
+  // directory_reach.cpp
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
-  [[nodiscard]] bool is_removable(RecordId id) const;
-  template <typename Predicate>
-  [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
-  [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
-  void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
-  // directory_verify.cpp
-  using Broken = std::vector<std::string>;
-  void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
-  void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
-  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
-  void verify_namespaces(Broken& broken) const, verify_quarantine(Broken& broken) const;
-  void verify_copies(Broken& broken) const, verify_copy(RecordId id, Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
-  Directory* const originals_;   // of a directory of copies
-  Directory* copies_ = nullptr;  // the other way: that one's own doing
+  CopyLink* copies_ = nullptr;  // of the originals: the link's own doing
   TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
   uint8_t upper_bits_ = 0, lower_bits_ = 0;
-  bool protects_unsaved_ = false;
   uint32_t max_chain_ = UINT32_MAX;
-  uint64_t written_bytes_ = 0;  // of chunks with was_below
-  Admitted admitted_ = Admitted::ALL;
-  double least_chance_ = 0;
-  std::optional<GhostFilter> ghosts_;
-  std::shared_ptr<ChangeFeed> feed_;
+  ChunkReports reports_{*this};
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
@@ -401,26 +304,19 @@ class Directory {
   TokenIds tokens_;
   const std::unique_ptr<EvictionPolicy> policy_;
   EvictionQueues queues_;
-  WriteShares write_shares_;
-  UnsavedOrder unsaved_order_;
-  EmptySearch empty_search_;
-  RetentionLedger retention_;
+  Standings standings_;
+  DemotionOrder demotion_;
+  RoomPlanner room_;
+  TierRetention retention_;
   HoldTable holds_;
   HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
-  std::deque<Quarantined> quarantine_;  // in the order of their fences
-  FenceId last_fence_ = 0;
-  // Runs of chunks that wait for the one before them, by their first record: with the hold that keeps them, and their checksums.
-  struct WaitingRun {
-    HoldId hold = 0;
-    std::vector<uint32_t> checksums;
-  };
-  std::unordered_map<uint32_t, WaitingRun> waiting_;
-  size_t following_ = 0;  // chunks being written behind another reservation's, or waiting: see FOLLOWING_MAX
-  std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
+  WaitingRuns waiting_;
+  Promotions promotions_{*this};
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
   uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
+  std::unique_ptr<CopyLink> originals_;  // of a directory of copies: ends first
 };
 
 }  // namespace kvpool

@@ -63,8 +63,6 @@ enum class Declined : uint8_t {
 };
 inline constexpr size_t DECLINED = 5;
 
-using FenceId = uint64_t;  // of abandoned writers: they rise
-
 // Where a chunk that is promoted comes from.
 struct PromotionSource {
   Tier tier;
@@ -101,6 +99,13 @@ struct Columns {
   std::vector<uint64_t> generations;
   std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
   std::vector<uint64_t> slots;  // SlotAddress, packed; none where readers know no slots
+};
+
+// How much of a reserve is done in one call.
+struct ReserveBounds {
+  size_t limit = SIZE_MAX;  // chunks
+  bool may_wait = false;    // stop before a chunk that would be NOT_READY
+  bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
 };
 
 struct Reservation {
@@ -148,8 +153,6 @@ struct DirectoryStats {
   uint64_t unsaved_chunks = 0;  // of these, without a copy in any lower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
-  uint64_t quarantined = 0;  // of these: slots whose writer was abandoned
-  uint64_t quarantined_bytes = 0;
   uint64_t held = 0;  // chunks that somebody holds
   uint64_t holds = 0;
   uint64_t pinned = 0;  // chunks with pins that nobody holds

@@ -38,7 +38,7 @@ size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t*
   }
   size_t length = 0;
   while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent &&
-         has_bytes(records_[out[length]].state)) {
+         records_[out[length]].has_bytes()) {
     parent = out[length++];
   }
   out.resize(length);
@@ -50,8 +50,8 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
   if (!parent) {
     return RecordId();
   }
-  const auto entry = table_.find(*parent);
-  return entry && entry->record.valid() ? std::optional(entry->record) : std::nullopt;
+  const RecordId id = find_record(*parent);
+  return id.valid() ? std::optional(id) : std::nullopt;
 }
 
 void Directory::add_hold(RecordId id) noexcept {
@@ -127,7 +127,7 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     give_up_landing(*id);
-    set_written(record, false);
+    standings_.set_written(record, false);
     if (!holds_.unhold(*id)) {
       // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
@@ -197,12 +197,11 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
 }
 
 std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
-  const auto entry = table_.find(ChunkKey::from_bytes(leaf));
+  const RecordId id = find_record(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
-  if (entry && entry->record.valid() && records_[entry->record].owner == owner &&
-      has_bytes(records_[entry->record].state) && records_[entry->record].depth + 1 == n) {
+  if (id.valid() && records_[id].owner == owner && records_[id].has_bytes() && records_[id].depth + 1 == n) {
     chain.reserve(n);
-    append_chain(entry->record, n, chain);
+    append_chain(id, n, chain);
   }
   return chain;
 }
@@ -254,10 +253,23 @@ std::optional<Columns> Directory::columns(const std::vector<HoldId>& holds) cons
       columns.slots[index] = table_.slot_of(record.page, last).packed();
     }
     if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->tier_ : tier_);
+      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->copies().tier_ : tier_);
     } else if (record.state == ChunkState::PROMOTING) {
       columns.levels[index] = record.source;
     }
+  }
+  return columns;
+}
+
+std::optional<Columns> Directory::copies(const std::vector<HoldId>& holds) const {
+  const auto held = holds_.records_of(holds);
+  if (!held) {
+    return std::nullopt;
+  }
+  Columns columns{std::vector<uint64_t>(held->size()), std::vector<uint64_t>(held->size()),
+                  std::vector<uint8_t>(held->size(), NO_LEVEL), std::vector<uint64_t>(held->size())};
+  if (copies_ != nullptr) {
+    copies_->locate(*held, columns);
   }
   return columns;
 }

@@ -1,5 +1,5 @@
 // Reservations: which chunks of a chain are present, reserved or declined. See directory.h; commit and end are in
-// directory_writing.cpp, evictions for their room in directory_room.cpp.
+// directory_writing.cpp, the victims for their room in room_planner.cpp.
 #include <algorithm>
 
 #include "base/check.h"
@@ -11,7 +11,7 @@ namespace kvpool {
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder, ReserveBounds bounds) {
   Reservation answer;
-  expire_retention(now_ns);
+  retention_.expire_due(now_ns);
   ShareClaim claim{holder, shares_.protected_bytes()};
   ReservationState state;
   if (begin_chain(owner, size_class, parent, state)) {
@@ -33,7 +33,7 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
     complete(answer);
     return answer;
   }
-  expire_retention(now_ns);
+  retention_.expire_due(now_ns);
   ReservationState& state = *found;
   const size_t before = state.records.size();
   ShareClaim claim{state.holder, shares_.protected_bytes(), before, state.is_compared, reservation};
@@ -60,13 +60,12 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   if (!parent) {
     return true;
   }
-  const auto entry = table_.find(*parent);
-  if (!entry || !entry->record.valid() ||
-      !(has_bytes(records_[entry->record].state) || (!is_promotion && may_follow(records_[entry->record]))) ||
-      records_[entry->record].owner != owner || records_[entry->record].size_class != size_class) {
+  const RecordId above = find_record(*parent);
+  if (!above.valid() || !(records_[above].has_bytes() || (!is_promotion && may_follow(records_[above]))) ||
+      records_[above].owner != owner || records_[above].size_class != size_class) {
     return false;
   }
-  append_chain(entry->record, HELD_ANCESTORS, state.records);
+  append_chain(above, HELD_ANCESTORS, state.records);
   ChunkRecord& first = records_[state.records.front()];
   first.is_cut = first.is_cut || first.parent.valid();
   state.ancestors = state.records.size();
@@ -103,7 +102,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     const bool is_following = above.valid() && records_[above].state == ChunkState::WRITING &&
                               (records_[above].is_following || state.written.empty() || state.written.back() + 1 != state.records.size());
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
-    if (is_following && following_ >= FOLLOWING_MAX && !find_record(key).valid()) {
+    if (is_following && waiting_.is_full() && !find_record(key).valid()) {
       is_open = false;  // as if nothing could follow
       break;
     }
@@ -115,8 +114,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     }
     is_open = record.valid();
     if (result == SaveState::RESERVED && is_following) {
-      records_[record].is_following = true;
-      ++following_;
+      waiting_.begin_following(records_[record]);
     }
     if (is_open) {
       state.records.push_back(record);
@@ -200,11 +198,11 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
-  if (const auto refusal = originals_ == nullptr ? std::nullopt : why_not_copied(owner, size_class, parent, key)) {
+  if (const auto refusal = originals_ == nullptr ? std::nullopt : originals_->why_not_copied(owner, size_class, parent, key)) {
     return *refusal;
   }
-  const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
-  if (source != nullptr && lower == nullptr && !is_outside(*source)) {
+  const ChunkRecord* const lower = source == nullptr ? nullptr : promotions_.find_source(key, *source);
+  if (source != nullptr && lower == nullptr && !promotions_.is_outside(*source)) {
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
@@ -227,7 +225,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     records_.attach_child(parent, id);
   }
   if (source != nullptr) {
-    begin_promotion(id, *source, lower);
+    promotions_.begin_promotion(id, *source, lower);
   }
   record = id;
   return SaveState::RESERVED;
@@ -237,11 +235,11 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
 SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept {
   const bool is_crowded = !is_known && !table_.is_in_reach(key);
   if (is_crowded) {
-    if (const SaveState state = plan_room(size_class, search).state; state != SaveState::RESERVED) {
+    if (const SaveState state = room_.plan_room(size_class, search, latest_ns_).state; state != SaveState::RESERVED) {
       return state;
     }
     if (!clear_reach(key)) {
-      return protects_unsaved_ ? SaveState::NOT_READY : SaveState::FULL;
+      return room_.protects_unsaved() ? SaveState::NOT_READY : SaveState::FULL;
     }
   }
   const SaveState state = make_room(size_class, search);
@@ -249,6 +247,27 @@ SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_
     table_.erase(key);  // the slot that it got and does not need
   }
   return state;
+}
+
+// Evicts exactly what is in the plan, or nothing.
+SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
+  const RoomPlan plan = room_.plan_room(size_class, search, latest_ns_);
+  if (plan.state != SaveState::RESERVED) {
+    return plan.state;
+  }
+  const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
+  for (const RecordId id : plan.slot_owners) {
+    if (records_[id].state == ChunkState::READY) {  // else it went with its parent
+      evict_subtree(id, plan.slot_reason);
+    }
+  }
+  for (const RecordId id : plan.further) {
+    const Eviction reason = records_[id].size_class == size_class ? Eviction::OWN_CLASS : Eviction::OTHER_CLASS;
+    evict(id, stats_.used_bytes + bytes > geometry_.capacity ? reason : Eviction::INDEX_FULL);
+  }
+  KVPOOL_CHECK(arena_.can_allocate(size_class));
+  KVPOOL_CHECK(stats_.used_bytes + bytes <= geometry_.capacity);
+  return SaveState::RESERVED;
 }
 
 // Gives a blank record its slot, generation and entry.
@@ -264,7 +283,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   fresh.state = as;
   fresh.has_writer = true;
   // What returns from a lower tier, or comes again after it was evicted, was used before.
-  fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
+  fresh.touches = as == ChunkState::PROMOTING || demotion_.remembers(fresh.key) ? 2 : 1;
   enter(fresh.key, id);
   stats_.used_bytes += chunk_bytes(fresh);
   shares_.protect(fresh.size_class);

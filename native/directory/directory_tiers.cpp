@@ -8,15 +8,6 @@
 #include "hash/sampling.h"
 
 namespace kvpool {
-namespace {
-
-// Entries looked at from each end of a list for the position of a chunk that was held without a use: a guess that bounds the
-// control thread's time at a few microseconds.
-constexpr uint32_t UNTOUCHED_STEPS = 256;
-// Chunks moved to another list in one call, each in about a hundred steps.
-constexpr uint32_t MOVES_AT_ONCE = 64;
-
-}  // namespace
 
 // Some lower tier has the chunk, or none does any more.
 void Directory::mark_below(RecordId id, bool is_below) noexcept {
@@ -25,14 +16,14 @@ void Directory::mark_below(RecordId id, bool is_below) noexcept {
     return;
   }
   record.is_below = is_below;
-  set_written(record, record.was_below || is_below);
+  standings_.set_written(record, record.was_below || is_below);
   if (record.state == ChunkState::READY) {
     stats_.unsaved_chunks += is_below ? UINT64_MAX : 1U;
     if (is_below) {
-      write_shares_.note_written(record.size_class, chunk_bytes(record));
+      demotion_.note_written(record);
     }
   }
-  settle(id);
+  standings_.settle_chunk(id);
 }
 
 // Whether another tier has it too, and not merely a copy that leaves with it.
@@ -48,12 +39,6 @@ std::span<Directory* const> Directory::lower_tiers() const noexcept {
 std::optional<Tier> Directory::uppermost_below(const ChunkKey& key) const noexcept {
   const unsigned below = lower_bits_ == 0 ? 0U : static_cast<unsigned>(tiers_->tiers_of(key) & lower_bits_);
   return below == 0 ? std::nullopt : std::optional(static_cast<Tier>(std::countr_zero(below)));
-}
-
-// The record of a key, whatever its state.
-RecordId Directory::find_record(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  return entry ? entry->record : RecordId();
 }
 
 // The key's entry names this record from now on; it is new, or a lower tier's.
@@ -90,70 +75,9 @@ void Directory::count_departure(const ChunkRecord& record) {
   }
   ++stats_.evicted_chunks;
   if (lower_bits_ != 0) {
-    const Declined reason = why_declined(record);
-    ++stats_.declined[static_cast<size_t>(reason)];
-    if (reason == Declined::UNREADY) {
-      write_shares_.note_lost(record.size_class, chunk_bytes(record));
-    }
+    ++stats_.declined[static_cast<size_t>(demotion_.note_declined(record, latest_ns_))];
   }
-  if (ghosts_) {
-    ghosts_->add(record.key);
-  }
-}
-
-void Directory::admit(Admitted admitted, double least_chance) noexcept {
-  empty_search_.was_empty = empty_search_.was_empty && admitted == admitted_ && least_chance == least_chance_;
-  admitted_ = admitted;
-  least_chance_ = least_chance;
-}
-
-bool Directory::is_admitted(const ChunkRecord& record) const noexcept {
-  switch (admitted_) {
-    case Admitted::ALL:
-      return true;
-    case Admitted::LIKELY:
-      return record.touches > 1 || policy_->chance(record.queue, record.last_access_ns, latest_ns_) >= least_chance_;
-    case Admitted::USED_AGAIN:
-      return record.touches > 1;
-    case Admitted::NOTHING:
-      return false;
-  }
-  return false;
-}
-
-// REQUIRES: no lower tier has it.
-Declined Directory::why_declined(const ChunkRecord& record) const noexcept {
-  if (record.was_below) {
-    return Declined::WRITTEN_BEFORE;
-  }
-  if (is_admitted(record)) {
-    return Declined::UNREADY;
-  }
-  return admitted_ == Admitted::NOTHING  ? Declined::NO_BUDGET
-         : admitted_ == Admitted::LIKELY ? Declined::UNLIKELY
-                                         : Declined::USED_ONCE;
-}
-
-uint32_t Directory::forget_written(uint32_t cursor, uint32_t looks) noexcept {
-  const uint64_t stop = std::min<uint64_t>(uint64_t{cursor} + looks, records_.end());
-  uint32_t moved = 0;
-  uint64_t index = cursor;
-  for (; index < stop && moved < MOVES_AT_ONCE; ++index) {
-    const RecordId id(static_cast<uint32_t>(index));
-    ChunkRecord& record = records_[id];
-    if (record.was_below && !record.is_below) {
-      set_written(record, false);
-      settle(id);
-      ++moved;
-    }
-  }
-  empty_search_.was_empty = false;
-  return index < records_.end() ? static_cast<uint32_t>(index) : 0;
-}
-
-void Directory::remember_evicted(uint32_t chunks) {
-  KVPOOL_CHECK(!ghosts_);
-  ghosts_.emplace(chunks);
+  demotion_.remember(record.key);
 }
 
 // Why a written chunk may not become visible in this lower tier: its source was removed meanwhile, or the shared table has no
@@ -161,9 +85,7 @@ void Directory::remember_evicted(uint32_t chunks) {
 // `source`: the chunk's generation in the tier that it was copied from, or 0.
 std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept {
   if (originals_ != nullptr) {
-    const ChunkRecord* original = from == originals_->tier_ ? originals_->find_ready(record.key) : nullptr;
-    const bool is_copied = original != nullptr && (source == 0 || original->generation == source);
-    return is_copied ? std::nullopt : std::optional(SaveState::EXPIRED);
+    return originals_->is_copied_from(record.key, from, source) ? std::nullopt : std::optional(SaveState::EXPIRED);
   }
   if (!is_lower()) {
     return std::nullopt;
@@ -196,33 +118,6 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   if (is_lower()) {
     tiers_->note(*this, record.key, true);
   }
-}
-
-bool Directory::release_untouched(HoldId hold) {
-  const auto records = holds_.close_hold(hold);
-  if (!records) {
-    return false;
-  }
-  shares_.end(hold, *records);
-  uint64_t child_access_ns = 0;  // a parent counts as used whenever its child was
-  for (auto id = records->rbegin(); id != records->rend(); ++id) {
-    ChunkRecord& record = records_[*id];
-    give_up_landing(*id);
-    record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
-    child_access_ns = record.last_access_ns;
-    if (!holds_.unhold(*id)) {
-      continue;
-    }
-    if (record.state == ChunkState::ZOMBIE) {
-      let_zombie_go(*id);
-      continue;
-    }
-    --namespaces_[record.owner.value()].held;
-    KVPOOL_CHECK(record.state == ChunkState::READY);
-    stand_by_access(*id, UNTOUCHED_STEPS, false);
-    count_idle(record);
-  }
-  return true;
 }
 
 // Whether a chunk of an earlier life may follow its parent, and the shared table has room for its entry.
@@ -270,10 +165,10 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
   if (request != Retention{}) {
-    retention_.begin_request();
-    static_cast<void>(set_retention(id, request));
+    retention_.ledger().begin_request();
+    static_cast<void>(retention_.set_retention(id, request));
   }
-  record.standing = standing_of(record);
+  record.standing = standings_.of(record);
   // Chunks come from the newest to the oldest: each goes to the older side of the one restored before it, children behind parents.
   queues_.add_oldest(id);
   arena_.set_idle(page, record.last_access_ns);
@@ -283,8 +178,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
 
 void Directory::finish_restore(uint64_t generation) noexcept {
   last_generation_ = std::max(last_generation_, std::min(generation, GENERATION_END));
-  if (feed_ != nullptr && stats_.chunks > 0) {
-    feed_->mark_gap();  // who reads along has to look at what there is
+  if (stats_.chunks > 0) {
+    reports_.report_gap();
   }
 }
 

@@ -36,7 +36,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       continue;
     }
     if (record.state == ChunkState::WRITING && record.has_writer) {
-      const bool has_parent = !record.parent.valid() || has_bytes(records_[record.parent].state);
+      const bool has_parent = !record.parent.valid() || records_[record.parent].has_bytes();
       const bool is_own = first + index > 0 && state.records[state.written[first + index - 1]] == record.parent;
       if (!has_parent && (!may_follow(records_[record.parent]) || (is_own && records_[record.parent].has_writer))) {
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);  // the one before it is to be committed first
@@ -66,7 +66,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         sums.insert(sums.end(), checksums + index * state.extents, checksums + (index + 1) * state.extents);
       }
     }
-    answers[index] = static_cast<uint8_t>(is_waiting(record) ? SaveState::PART : SaveState::STORED);
+    answers[index] = static_cast<uint8_t>(record.is_waiting() ? SaveState::PART : SaveState::STORED);
   }
   keep_waiting(waiting, sums, state.holder);
   return answers;
@@ -80,13 +80,13 @@ void Directory::keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& 
   const RecordId leading = run.front();
   const HoldId hold = make_hold(std::exchange(run, {})).id;
   shares_.charge({hold}, holder);
-  waiting_.emplace(leading.value(), WaitingRun{hold, std::exchange(checksums, {})});
+  waiting_.add_run(leading, {hold, std::exchange(checksums, {})});
 }
 
 // REQUIRES: nobody writes the chunk any more, and the one before it can be found.
 void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ChunkRecord& record = records_[id];
-  end_following(record);
+  waiting_.end_following(record);
   // Before its tiers are set: who finds the key finds its generation.
   table_.publish(record.page, checksums, arena_.size_class(record.size_class).extents, record.generation);
   --stats_.writing;
@@ -94,37 +94,30 @@ void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ++stats_.stored_chunks;
   become_ready(record);
   if (originals_ != nullptr) {
-    begin_copy(id);
+    originals_->begin_copy(id);
   }
-  report(record, ChangeKind::ARRIVED, Cause::STORED);
-}
-
-// The chunk can be found, or is given up.
-void Directory::end_following(ChunkRecord& record) noexcept {
-  following_ -= record.is_following ? 1U : 0U;
-  record.is_following = false;
+  reports_.report(record, ChangeKind::ARRIVED, Cause::STORED);
 }
 
 // What waits for this chunk, and for that in turn.
 void Directory::publish_waiting(RecordId parent, uint64_t now_ns) {
-  if (waiting_.empty()) {
+  if (waiting_.count() == 0) {
     return;
   }
   std::vector<RecordId> published{parent};
   std::vector<HoldId> ended;
-  for (size_t next = 0; next < published.size() && !waiting_.empty(); ++next) {
+  for (size_t next = 0; next < published.size() && waiting_.count() > 0; ++next) {
     for (RecordId child = records_[published[next]].first_child; child.valid(); child = records_[child].next_sibling) {
-      const auto found = waiting_.extract(child.value());
-      if (found.empty()) {
+      const auto run = waiting_.take_run(child);
+      if (!run) {
         continue;
       }
-      const WaitingRun& run = found.mapped();
-      const HoldTable::Records& records = *holds_.find_hold(run.hold);
+      const HoldTable::Records& records = *holds_.find_hold(run->hold);
       for (size_t index = 0; index < records.size(); ++index) {
-        publish(records[index], run.checksums.data() + index * (run.checksums.size() / records.size()));
+        publish(records[index], run->checksums.data() + index * (run->checksums.size() / records.size()));
       }
       published.insert(published.end(), records.begin(), records.end());
-      ended.push_back(run.hold);
+      ended.push_back(run->hold);
     }
   }
   for (auto hold = ended.rbegin(); hold != ended.rend(); ++hold) {
@@ -162,7 +155,7 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
   state.records.erase(cut, state.records.end());
   for (; !state.written.empty() && state.written.back() >= left; state.written.pop_back()) {
     const RecordId id = ending[state.written.back() - left];
-    if (!records_[id].has_writer || records_[id].is_abandoned) {
+    if (!records_[id].has_writer) {
       continue;
     }
     if (records_[id].state == ChunkState::WRITING) {
@@ -187,11 +180,6 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
   }
   holds_.close_reservation(reservation);
   return true;
-}
-
-bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
-  const ReservationState* const found = holds_.find_reservation(reservation);
-  return found != nullptr && !found->expired && expire_part(reservation, SIZE_MAX, now_ns);
 }
 
 bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {

@@ -24,7 +24,7 @@ FlushWalk::FlushWalk(Directory& directory, const std::optional<std::vector<Names
 
 bool FlushWalk::can_go(RecordId id) const noexcept {
   const ChunkRecord& record = directory_.records_[id];
-  return !record.first_child.valid() && directory_.is_free(record) && record.last_access_ns < before_ns_ && is_chosen(record.owner);
+  return !record.first_child.valid() && record.is_free() && record.last_access_ns < before_ns_ && is_chosen(record.owner);
 }
 
 bool FlushWalk::advance(size_t limit) noexcept {

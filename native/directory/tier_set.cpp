@@ -20,6 +20,7 @@ TierSet::TierSet(std::vector<Directory*> tiers) noexcept : tiers_(std::move(tier
     tier->tiers_ = this;
     tier->upper_bits_ = static_cast<uint8_t>(all & (tier_bit(tier->tier_) - 1));
     tier->lower_bits_ = static_cast<uint8_t>(all & ~(tier->upper_bits_ | tier_bit(tier->tier_)));
+    tier->standings_.set_has_lower(tier->lower_bits_ != 0);
   }
 }
 
@@ -47,6 +48,7 @@ TierSet::~TierSet() {
   for (Directory* tier : tiers_) {
     tier->tiers_ = nullptr;
     tier->upper_bits_ = tier->lower_bits_ = 0;
+    tier->standings_.set_has_lower(false);
   }
 }
 
@@ -113,9 +115,9 @@ const ChunkRecord* TierSet::uppermost(std::span<Directory* const> tiers, const C
 
 std::optional<uint64_t> TierSet::upper_expiry(const Directory& tier, const ChunkKey& key, Retention retention) const noexcept {
   for (const Directory* upper : above(tier)) {
-    const RecordId id = upper->find_alike(key, retention);
+    const RecordId id = upper->retention_.find_alike(key, retention);
     if (id.valid()) {
-      return upper->own_expiry(upper->records_[id]);
+      return upper->retention_.own_expiry(upper->records_[id]);
     }
   }
   return std::nullopt;

@@ -5,7 +5,7 @@
 // The first tier owns the table that clients read. An entry there has a bit for each level that has the key; a key is found as
 // long as any tier has it. Each other tier notes what it holds. A tier's records have `is_below` set while any lower tier has the
 // chunk: one that leaves one lower tier while another lower tier has it is still below. The entry of a chunk of the first tier may
-// have one bit more, of a directory of copies, which is in no set: a copy leaves before the chunk itself does (directory_copies.cpp).
+// have one bit more, of a directory of copies, which is in no set: a copy leaves before the chunk itself does (copy_link.h).
 //
 // Retention: a request reaches all tiers. When a chunk leaves a tier, each lower tier that has it takes over its priority and
 // duration. Of the tiers that retain a chunk alike, the uppermost decides when its priority expires: then it expires in all.
@@ -44,10 +44,7 @@ class TierSet {
   // Which tiers can be read for a chunk: a bit a level, that of a copy too; none where no tier has it.
   [[nodiscard]] uint8_t tiers_of(const ChunkKey& key) const noexcept;
 
- private:
-  friend class Directory;
-
-  // Those above a tier and those below it, in order of speed.
+  // For the directories. Those above a tier and those below it, in order of speed.
   [[nodiscard]] std::span<Directory* const> above(const Directory& tier) const noexcept;
   [[nodiscard]] std::span<Directory* const> below(const Directory& tier) const noexcept;
   [[nodiscard]] Directory& owner() const noexcept { return *tiers_.front(); }
@@ -64,6 +61,7 @@ class TierSet {
   // When an upper tier that retains the chunk alike lets it expire; nothing where none does.
   [[nodiscard]] std::optional<uint64_t> upper_expiry(const Directory& tier, const ChunkKey& key, Retention retention) const noexcept;
 
+ private:
   std::vector<Directory*> tiers_;
 };
 

@@ -28,13 +28,6 @@ namespace kvpool {
 
 enum class WriteOrder : uint8_t { COLDEST = 0, NEWEST = 1, WORTHIEST = 2 };
 
-// A walk that found no chunk, and would find none now: few chunks have come or gone since.
-struct EmptySearch {
-  bool was_empty = false;
-  WriteOrder order = WriteOrder::COLDEST;
-  uint64_t changes_until = 0;  // of the queues' `unsaved_changes`, until another one is worth its time
-};
-
 class UnsavedOrder {
  public:
   // REQUIRES: both live as long as this.

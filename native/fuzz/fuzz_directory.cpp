@@ -180,7 +180,7 @@ class Requests {
         static_cast<void>(flush(files_, std::nullopt, time()));
         return;
       case 4:
-        files_.release_untouched(id_below());
+        static_cast<void>(files_.release_part(id_below(), 1, ++pool_.now));
         return;
       default:
         return remember_below(files_.reserve(pool_.owner, ClassId(0), std::nullopt, keys(count).data(), count, ++pool_.now).id);
@@ -191,7 +191,7 @@ class Requests {
     const auto count = input_.up_to(6);
     const Retention retention{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
     const NamespaceId asking = owner();
-    const auto states = pool_.directory.retain(asking, keys(count).data(), std::vector<Retention>(count, retention), time());
+    const auto states = pool_.directory.retention().retain(asking, keys(count).data(), std::vector<Retention>(count, retention), time());
     FUZZ_EXPECT(states.size() == count);
   }
 

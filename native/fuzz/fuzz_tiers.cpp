@@ -129,7 +129,7 @@ class Moves {
       case 11:
         return end_one();
       case 12:
-        memory_.protect_unsaved(input_.up_to(1) != 0);
+        memory_.room().protect_unsaved(input_.up_to(1) != 0);
         return;
       case 13:
         return copy_further();
@@ -178,9 +178,9 @@ class Moves {
       return;
     }
     const HoldId id = holds_[input_.up_to(holds_.size() - 1)];
-    const bool is_used = input_.up_to(1) != 0;
-    if (!(is_used ? memory_.release(id, now()) : memory_.release_untouched(id))) {
-      static_cast<void>(is_used ? memory_.end_reservation(id, now()) : memory_.expire_reservation(id, now()));
+    const bool is_ended = input_.up_to(1) != 0;
+    if (!memory_.release(id, now())) {
+      static_cast<void>(is_ended ? memory_.end_reservation(id, now()) : memory_.expire_part(id, SIZE_MAX, now()));
     }
   }
 
@@ -244,7 +244,7 @@ class Moves {
                               names_sources ? CopySources{source, written.generations} : CopySources{});
     FUZZ_EXPECT(states.size() == written.generations.size());
     written.lower->end_reservation(written.other, now());
-    FUZZ_EXPECT(written.upper->unpin(written.hold) || written.upper->release_untouched(written.hold));
+    FUZZ_EXPECT(written.upper->unpin(written.hold) || written.upper->release(written.hold, now()));
   }
 
   void read_back() {
@@ -263,7 +263,7 @@ class Moves {
       for (size_t index = here.chunks; names_sources && index < below.chunks; ++index) {
         sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns({below.id})->generations[index]});
       }
-      const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
+      const Reservation made = memory_.promotions().promote(tiers_.memory.owner, tiers_.memory.small, parent,
                                                &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now(), sources);
       Move read{made.id, below.id, &memory_, &lower, {}, {}};
       for (size_t index = 0; index < made.states.size(); ++index) {
@@ -292,9 +292,9 @@ class Moves {
       const uint64_t outcome = input_.up_to(3);
       if (outcome == 0) {
         const auto fault = static_cast<LoadFault>(input_.up_to(LOAD_FAULTS - 1));
-        static_cast<void>(memory_.fail_landing(read.keys[index], read.generations[index], fault));
+        static_cast<void>(memory_.promotions().fail_landing(read.keys[index], read.generations[index], fault));
       } else if (outcome != 1) {
-        memory_.landed(read.keys[index], read.generations[index]);
+        memory_.promotions().landed(read.keys[index], read.generations[index]);
       }
     }
     memory_.release(read.hold, now());

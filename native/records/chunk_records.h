@@ -73,7 +73,6 @@ struct alignas(64) ChunkRecord {
   Standing standing : 2 = Standing::SAVED;
   uint8_t source : 3 = 0;            // while PROMOTING: the level that it is read from
   bool has_writer : 1 = false;       // somebody writes to its slot: a client, a disk, a peer
-  bool is_abandoned : 1 = false;     // its writer is, and may still write: its slot is in quarantine
   bool has_copy : 1 = false;         // the directory of copies has it too, READY
   bool is_following : 1 = false;     // while WRITING: behind a chunk that another reservation was writing
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
@@ -92,6 +91,13 @@ struct alignas(64) ChunkRecord {
   [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
   // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
   [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
+  // Whether its bytes can be found here, some of them maybe not yet landed.
+  [[nodiscard]] bool has_bytes() const noexcept { return state == ChunkState::READY || state == ChunkState::PROMOTING; }
+  // Copied whole, and out of sight until the chunk before it is READY.
+  [[nodiscard]] bool is_waiting() const noexcept { return state == ChunkState::WRITING && !has_writer; }
+  // Whether it is READY and nobody holds it: it stands in a queue, or is set aside. Whether it may go as well: it has no pin.
+  [[nodiscard]] bool is_listed() const noexcept { return state == ChunkState::READY && holds == 0; }
+  [[nodiscard]] bool is_free() const noexcept { return is_listed() && pins == 0; }
   // Whether its priority, or that of a chunk that follows it, is above the default.
   [[nodiscard]] bool is_retained() const noexcept { return priority > DEFAULT_PRIORITY || retained_children > 0; }
 };

@@ -33,7 +33,7 @@ struct Straddling {
 TEST(descendants_in_other_tiers_are_found_before_the_chunks_record_is_cleared) {
   Straddling straddling;
   Tiers& tiers = straddling.tiers;
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   const Reservation made = straddling.reserve_large();
   EXPECT(tiers.memory.lookup({1, 2, 3, 4, 5}) == 5);
   EXPECT(all_are(made.states, SaveState::NOT_READY));
@@ -64,7 +64,7 @@ struct TwoForOne {
         --saved;
       }
     }
-    tiers.memory.directory.protect_unsaved(true);
+    tiers.memory.directory.room().protect_unsaved(true);
   }
 
   Reservation reserve(const std::vector<uint64_t>& ids) {
@@ -140,7 +140,7 @@ TEST(a_chunk_that_finds_no_room_evicts_nothing) {
     std::vector<HoldId> holds;
     std::vector<HoldId> pins;
     for (int step = 0; step < 400; ++step) {
-      memory.directory.protect_unsaved(random() % 3 != 0);
+      memory.directory.room().protect_unsaved(random() % 3 != 0);
       const uint64_t number = random() % classes.size();
       const std::vector<uint64_t> ids = range(1 + number * 1000 + random() % 12 * 4, 1 + random() % 4);
       const uint64_t pick = random() % 10;

@@ -22,13 +22,13 @@ TEST(a_verdict_about_a_chunk_under_promotion_drops_nothing) {
   EXPECT(tiers.memory.store({11, 12, 13, 14, 15, 16, 17, 18}) == 8);
   Directory& memory = tiers.memory.directory;
   const Reservation reading =
-      memory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1, 2}).data(), 2, ++tiers.memory.now);
+      memory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1, 2}).data(), 2, ++tiers.memory.now);
   // Another engine has computed on what is on its way, and stored it.
   EXPECT(tiers.memory.store({3}, 2) == 1);
   EXPECT(memory.drop(key_of(1), reading.generations[0]) == 0);
   EXPECT(tiers.view_generation(reading.slots[0]) == reading.generations[0]);
-  EXPECT(memory.landed(key_of(1), reading.generations[0]));
-  EXPECT(memory.landed(key_of(2), reading.generations[1]));
+  EXPECT(memory.promotions().landed(key_of(1), reading.generations[0]));
+  EXPECT(memory.promotions().landed(key_of(2), reading.generations[1]));
   EXPECT(memory.release(reading.id, ++tiers.memory.now));
   EXPECT(tiers.memory.lookup({1, 2, 3}) == 3);
   EXPECT(tiers.is_sound());

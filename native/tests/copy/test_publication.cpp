@@ -20,7 +20,7 @@ struct Copied {
     const auto states = tiers.files.commit(made.id, 0, sources.size(), sums.data(), 0, {},
                                            names_sources ? CopySources{Tier::DRAM, sources} : CopySources{});
     EXPECT(tiers.files.end_reservation(made.id, 2));
-    EXPECT(tiers.memory.directory.release_untouched(hold.id));
+    EXPECT(tiers.memory.directory.release(hold.id, 3));
     return states;
   }
 
@@ -94,14 +94,14 @@ TEST(a_chunk_that_never_lands_is_removed_with_its_last_hold) {
     EXPECT(tiers.demote() == 2);
     EXPECT(tiers.memory.store({11, 12, 13, 14}) == 4);
     Directory& memory = tiers.memory.directory;
-    const Reservation reading = memory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 30);
+    const Reservation reading = memory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 30);
     const Hold lease = way == 0 ? tiers.memory.acquire({1}) : Hold{};
     const Reservation saving = way == 0 ? Reservation{} : tiers.memory.reserve({5}, 1);
     EXPECT(memory.release(reading.id, 31));
     EXPECT(memory.stats().promoting == 1);
-    EXPECT(way != 0 || memory.release_untouched(lease.id));
+    EXPECT(way != 0 || memory.release(lease.id, 32));
     EXPECT(way != 1 || memory.end_reservation(saving.id, 32));
-    EXPECT(way != 2 || (memory.expire_reservation(saving.id, 32) && memory.end_reservation(saving.id, 33)));
+    EXPECT(way != 2 || (memory.expire_part(saving.id, SIZE_MAX, 32) && memory.end_reservation(saving.id, 33)));
     EXPECT(memory.stats().promoting == 0 && memory.stats().zombies == 0);
     EXPECT(tiers.memory.lookup({1, 2}) == 2);
     EXPECT(tiers.is_sound());

@@ -91,7 +91,7 @@ struct Tiers {
       }
       const std::vector<uint64_t> rest(ids.begin() + static_cast<std::ptrdiff_t>(here.chunks),
                                        ids.begin() + static_cast<std::ptrdiff_t>(below.chunks));
-      const Reservation made = memory.directory.promote(memory.owner, memory.small, parent, pack(rest).data(),
+      const Reservation made = memory.directory.promotions().promote(memory.owner, memory.small, parent, pack(rest).data(),
                                                         rest.size(), ++memory.now);
       for (size_t index = 0; index < rest.size(); ++index) {
         if (made.states[index] > static_cast<uint8_t>(SaveState::RESERVED)) {
@@ -101,9 +101,9 @@ struct Tiers {
         if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
           KVPOOL_CHECK(!lands || view_generation(made.slots[index]) == made.generations[index]);
           if (lands) {
-            KVPOOL_CHECK(memory.directory.landed(key_of(rest[index]), made.generations[index]));
+            KVPOOL_CHECK(memory.directory.promotions().landed(key_of(rest[index]), made.generations[index]));
           } else {
-            static_cast<void>(memory.directory.fail_landing(key_of(rest[index]), made.generations[index], LoadFault::PATH));
+            static_cast<void>(memory.directory.promotions().fail_landing(key_of(rest[index]), made.generations[index], LoadFault::PATH));
           }
         }
       }

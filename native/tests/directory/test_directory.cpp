@@ -94,7 +94,7 @@ TEST(chunks_behind_a_save_that_is_given_up_go_with_it) {
     EXPECT(pool.directory.end_reservation(tail.id, ++pool.now));
     EXPECT(pool.commit(front, 0, 1) == std::vector<uint8_t>({7}));
     if (expires) {
-      EXPECT(pool.directory.expire_reservation(front.id, ++pool.now));
+      EXPECT(pool.directory.expire_part(front.id, SIZE_MAX, ++pool.now));
       EXPECT(pool.directory.stats().zombies == 4);  // 2 and 5 may still be written, 3 and 4 are held by `late`
     } else {
       EXPECT(pool.directory.end_reservation(front.id, ++pool.now));
@@ -240,8 +240,8 @@ TEST(an_expired_reservation_holds_its_slots_until_it_ends) {
   Pool pool(4 * CHUNK);
   const Reservation made = pool.reserve({1, 2, 3, 4});
   EXPECT(pool.commit(made, 0, 1)[0] == 7);
-  EXPECT(pool.directory.expire_reservation(made.id, ++pool.now));
-  EXPECT(!pool.directory.expire_reservation(made.id, ++pool.now));
+  EXPECT(pool.directory.expire_part(made.id, SIZE_MAX, ++pool.now));
+  EXPECT(pool.directory.expire_part(made.id, SIZE_MAX, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 3);
   EXPECT(pool.lookup({1, 2}) == 1);
   EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));

@@ -169,7 +169,7 @@ TEST(random_requests_behind_long_chains_keep_both_tiers_sound) {
     } else if (choice == 7) {
       static_cast<void>(tiers.demote(random() % 4 != 0));
     } else if (choice == 8) {
-      tiers.memory.directory.protect_unsaved(random() % 2 == 0);
+      tiers.memory.directory.room().protect_unsaved(random() % 2 == 0);
     } else if (random() % 8 == 0) {
       static_cast<void>(flush(tiers.memory.directory, std::nullopt, tiers.memory.now - std::min(tiers.memory.now, random() % 20)));
     }

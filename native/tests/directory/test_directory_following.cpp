@@ -84,7 +84,7 @@ TEST(a_save_that_is_given_up_or_expires_leaves_no_generation) {
     const Reservation made = pool.reserve(range(1, 2));
     const Columns found = follow(pool, range(1, 2));
     EXPECT(pool.directory.land_saved(made.id, 0, 2, 0, sums_of(2)));
-    EXPECT(expires ? pool.directory.expire_reservation(made.id, ++pool.now) : pool.directory.end_reservation(made.id, ++pool.now));
+    EXPECT(expires ? pool.directory.expire_part(made.id, SIZE_MAX, ++pool.now) : pool.directory.end_reservation(made.id, ++pool.now));
     for (const uint64_t slot : found.slots) {
       EXPECT(pool.view->generation_at(SlotAddress::unpacked(slot)) == 0);
       EXPECT(pool.view->landed_at(SlotAddress::unpacked(slot)) == LANDING_FAILED);  // the word that followers wait on

@@ -217,7 +217,7 @@ class RandomRun {
     const HoldId reservation = found->first;
     const bool is_expiry = random_() % 3 == 0;
     if (is_expiry) {
-      EXPECT(pool_.directory.expire_reservation(reservation, ++pool_.now) != model_.expired.contains(reservation));
+      EXPECT(pool_.directory.expire_part(reservation, SIZE_MAX, ++pool_.now));
     } else {
       EXPECT(pool_.directory.end_reservation(reservation, ++pool_.now));
     }

@@ -50,7 +50,7 @@ struct HalfSaved : Tiers {
 TEST(saves_into_a_half_saved_tier_evict_exactly_the_coldest) {
   for (const bool is_protected : {true, false}) {
     HalfSaved tiers;
-    tiers.memory.directory.protect_unsaved(is_protected);
+    tiers.memory.directory.room().protect_unsaved(is_protected);
     for (uint64_t id = 1; id <= 2000; ++id) {
       EXPECT(tiers.memory.store({CHUNKS + id}) == 1);
     }
@@ -61,7 +61,7 @@ TEST(saves_into_a_half_saved_tier_evict_exactly_the_coldest) {
 
 TEST(a_burst_as_long_as_what_is_saved_waits_for_nothing) {
   HalfSaved tiers;
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   for (uint64_t id = 1; id <= CHUNKS / 2; ++id) {
     EXPECT(tiers.memory.store({CHUNKS + id}) == 1);
   }
@@ -81,7 +81,7 @@ TEST(the_coldest_saved_chunk_goes_though_colder_ones_are_being_written) {
   for (auto pin = pins.rbegin(); pin != pins.rend(); ++pin) {  // the warmest first: each finds its place
     EXPECT(tiers.demote(*pin) == 1);
   }
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   for (uint64_t id = 1; id <= CHUNKS / 2 + CHUNKS / 8; ++id) {
     EXPECT(tiers.memory.store({CHUNKS + id}) == 1);
   }
@@ -132,15 +132,15 @@ TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ende
 
 TEST(retained_chunks_are_not_evicted_for_others) {
   Tiers tiers(4, 16);
-  tiers.memory.directory.cap_retained(1.0);
+  tiers.memory.directory.retention().ledger().cap(1.0);
   EXPECT(tiers.memory.store({1}) == 1);
   EXPECT(tiers.memory.store({2}) == 1);
-  static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack({1}).data(), {{80, 0}}, ++tiers.memory.now));
+  static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, pack({1}).data(), {{80, 0}}, ++tiers.memory.now));
   EXPECT(tiers.demote() == 1);
   EXPECT(tiers.demote() == 1);
   EXPECT(tiers.memory.store({3}) == 1);
   EXPECT(tiers.memory.store({4}) == 1);
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   EXPECT(tiers.memory.store({5}) == 1);
   EXPECT(tiers.memory.directory.place_of(key_of(1)) && !tiers.memory.directory.place_of(key_of(2)));
   EXPECT(all_are(tiers.memory.reserve({6}).states, SaveState::NOT_READY));
@@ -218,7 +218,7 @@ class RandomRun {
 
   void store() {
     const bool is_protected = random_() % 2 == 0;
-    tiers_.memory.directory.protect_unsaved(is_protected);
+    tiers_.memory.directory.room().protect_unsaved(is_protected);
     const std::vector<uint64_t> ids = chain_to(1 + random_() % 249);
     const Reservation made = tiers_.memory.reserve(ids);
     std::vector<uint64_t> placed;

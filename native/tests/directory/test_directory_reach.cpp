@@ -57,8 +57,8 @@ TEST(a_crowded_key_takes_the_slot_of_the_coldest_idle_chunk) {
   }
   EXPECT(store(pool, {crowding(pool, 1000)}));
   EXPECT(pool.directory.stats().evicted_chunks >= 1);
-  EXPECT(!pool.directory.find(keys[0]));
-  EXPECT(pool.directory.find(keys[100]));
+  EXPECT(!pool.directory.place_of(keys[0]));
+  EXPECT(pool.directory.place_of(keys[100]));
   EXPECT(pool.is_sound());
   for (uint64_t id = 1001; id < 1300; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));
@@ -69,15 +69,15 @@ TEST(a_crowded_key_takes_the_slot_of_the_coldest_idle_chunk) {
 TEST(raised_priorities_are_crowded_out_last) {
   Pool pool(CHUNKS * CHUNK, CHUNKS);
   const std::vector<ChunkKey> keys = crowd(pool);
-  pool.directory.cap_retained(1.0);
+  pool.directory.retention().ledger().cap(1.0);
   const std::vector<ChunkKey> kept(keys.begin(), keys.begin() + 200);
-  const auto states = pool.directory.retain(pool.owner, bytes_of(kept).data(), std::vector<Retention>(200, {90, 0}), ++pool.now);
+  const auto states = pool.directory.retention().retain(pool.owner, bytes_of(kept).data(), std::vector<Retention>(200, {90, 0}), ++pool.now);
   EXPECT(all_are(states, SaveState{0}));
   for (uint64_t id = 1001; id < 1057; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));
   }
-  EXPECT(pool.directory.find(keys[0]));
-  EXPECT(!pool.directory.find(keys[255]));
+  EXPECT(pool.directory.place_of(keys[0]));
+  EXPECT(!pool.directory.place_of(keys[255]));
   EXPECT(pool.is_sound());
 }
 
@@ -93,7 +93,7 @@ TEST(held_chunks_are_not_crowded_out) {
   EXPECT(pool.directory.stats().chunks == MAX_PROBE);
   EXPECT(pool.directory.release(holds[9], ++pool.now));
   EXPECT(store(pool, {crowding(pool, 1000)}));
-  EXPECT(!pool.directory.find(keys[9]));
+  EXPECT(!pool.directory.place_of(keys[9]));
   EXPECT(pool.is_sound());
 }
 
@@ -105,7 +105,7 @@ TEST(a_chain_is_crowded_out_from_its_leaf) {
   }
   EXPECT(store(pool, chain));
   EXPECT(store(pool, {crowding(pool, 1000)}));
-  EXPECT(!pool.directory.find(chain.back()));
+  EXPECT(!pool.directory.place_of(chain.back()));
   EXPECT(pool.directory.stats().evicted_chunks == 1);
   EXPECT(pool.is_sound());
 }
@@ -161,7 +161,7 @@ TEST(a_chunk_that_only_the_lower_tier_has_is_crowded_out_there) {
 TEST(a_protected_chunk_is_evicted_only_after_its_demotion) {
   Tiers tiers(CHUNKS, 600);
   const std::vector<ChunkKey> keys = crowd(tiers.memory);
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   const Reservation made = reserve(tiers.memory, {crowding(tiers.memory, 1000)});
   EXPECT(all_are(made.states, SaveState::NOT_READY));
   EXPECT(tiers.demote() > 0);
@@ -194,8 +194,8 @@ TEST(a_lower_tier_with_a_table_of_its_own_makes_room_in_that_one) {
     EXPECT(below.verify().empty() && upper.is_sound());
   }
   EXPECT(below.stats().chunks == MAX_PROBE);
-  EXPECT(!below.find(keys[0]) && !upper.view->find(keys[0]));
-  EXPECT(below.find(keys[10]) && upper.view->find(keys[10]));
+  EXPECT(!below.place_of(keys[0]) && !upper.view->find(keys[0]));
+  EXPECT(below.place_of(keys[10]) && upper.view->find(keys[10]));
 }
 
 TEST(rows_whose_keys_are_out_of_reach_are_not_restored) {

@@ -57,12 +57,12 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
      [](Tiers& tiers) {
        const std::vector<Retention> retentions(CHAIN, {70, 1000});
        const auto keys = chain_keys(0);
-       EXPECT(all_are(tiers.memory.directory.retain(tiers.memory.owner, keys.data(), retentions, ++tiers.memory.now), SaveState{0}));
+       EXPECT(all_are(tiers.memory.directory.retention().retain(tiers.memory.owner, keys.data(), retentions, ++tiers.memory.now), SaveState{0}));
      }},
     {"retain below the default",
      [](Tiers& tiers) {
        const auto keys = chain_keys(1);
-       static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, keys.data(),
+       static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, keys.data(),
                                                        std::vector<Retention>(CHAIN, {10, 0}), ++tiers.memory.now));
      }},
     {"save what is below", [](Tiers& tiers) { EXPECT(tiers.memory.store(range(id_of(0, 0), CHAIN)) == CHAIN); }},
@@ -86,12 +86,6 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        EXPECT(tiers.is_sound());
        EXPECT(tiers.files.release(hold.id, ++tiers.memory.now));
      }},
-    {"hold untouched",
-     [](Tiers& tiers) {
-       const auto keys = chain_keys(1);
-       const Hold hold = tiers.files.acquire(tiers.memory.owner, keys.data(), CHAIN);
-       EXPECT(tiers.files.release_untouched(hold.id));
-     }},
     {"flush the tier", [](Tiers& tiers) { EXPECT(flush(tiers.files, std::nullopt, UINT64_MAX).chunks == CHAIN + 2); }},
     {"flush old", [](Tiers& tiers) { static_cast<void>(flush(tiers.files, tiers.memory.owner, 1)); }},
     {"drop", [](Tiers& tiers) { EXPECT(drop(tiers.files, key_of(id_of(0, 1))) == CHAIN - 1); }},
@@ -112,7 +106,7 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        EXPECT(tiers.is_sound());
        EXPECT(tiers.files.unpin(page.pin));
      }},
-    {"expire", [](Tiers& tiers) { tiers.files.expire_retention(tiers.memory.now += 10'000'000'000); }},
+    {"expire", [](Tiers& tiers) { tiers.files.retention().expire_due(tiers.memory.now += 10'000'000'000); }},
     {"fill the files", [](Tiers& tiers) { fill_files(tiers); }},
     {"write into a place of a later row",
      [](Tiers& tiers) {
@@ -223,7 +217,7 @@ TEST(random_verbs_between_restored_rows_keep_both_tiers_sound) {
           case 4: static_cast<void>(flush(tiers.files, std::nullopt, random() % (tiers.memory.now + 2))); break;
           case 5: static_cast<void>(tiers.memory.store({1000 + random() % 100})); break;
           default:
-            static_cast<void>(tiers.memory.directory.retain(
+            static_cast<void>(tiers.memory.directory.retention().retain(
                 tiers.memory.owner, pack(ids).data(),
                 std::vector<Retention>(ids.size(), {static_cast<uint8_t>(random() % 101), 40}), tiers.memory.now));
         }

@@ -82,16 +82,16 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.demote() == 3);
   EXPECT(tiers.memory.store({11, 12, 13, 14}) == 4);
   const Hold below = tiers.files.acquire(tiers.memory.owner, pack({1, 2, 3}).data(), 3);
-  const Reservation made = tiers.memory.directory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt,
+  const Reservation made = tiers.memory.directory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt,
                                                           pack({1, 2, 3}).data(), 3, ++tiers.memory.now);
   const Hold lease = tiers.memory.acquire({1, 2, 3});
   EXPECT(lease.chunks == 3);
   EXPECT(tiers.memory.directory.columns({lease.id})->levels == std::vector<uint8_t>({2, 2, 2}));
-  EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
-  EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(3), made.generations[2]));
   EXPECT(tiers.is_sound());
   EXPECT(drop(tiers.files, key_of(2)) == 2);
-  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1], LoadFault::PATH).removed == 1);
+  EXPECT(tiers.memory.directory.promotions().fail_landing(key_of(2), made.generations[1], LoadFault::PATH).removed == 1);
   EXPECT(tiers.view_generation(made.slots[1]) == 0);
   EXPECT(tiers.view_generation(made.slots[2]) == 0);
   EXPECT(tiers.memory.lookup({1, 2, 3}) == 1);
@@ -110,26 +110,26 @@ TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
   const std::vector<int32_t> tokens = {10, 11, 20, 21, 30, 31};
   const std::vector<PromotionSource> outside(3, PromotionSource{.tier = Tier::PEER, .is_external = true});
   const uint64_t now = ++tiers.memory.now;
-  const Reservation made = directory.promote(owner, tiers.memory.small, std::nullopt, keys.data(), 3, now, outside);
-  EXPECT(directory.landed(key_of(1), made.generations[0]));
-  EXPECT(directory.landed(key_of(3), made.generations[2]));
+  const Reservation made = directory.promotions().promote(owner, tiers.memory.small, std::nullopt, keys.data(), 3, now, outside);
+  EXPECT(directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(directory.promotions().landed(key_of(3), made.generations[2]));
   const auto feed = ChangeFeed::create(32);
-  directory.report_to(feed);
+  directory.reports().report_to(feed);
   const auto is = [](const NamedTokens& named, size_t done, bool is_waiting) {
     return named.done == done && named.is_waiting == is_waiting;
   };
-  EXPECT(is(directory.name_tokens(NamespaceId{7}, keys.data(), 3, tokens), 0, false));
-  EXPECT(is(directory.name_tokens(owner, pack({9}).data(), 1, {tokens.data(), 2}), 0, false));
-  EXPECT(is(directory.name_tokens(owner, pack({3}).data(), 1, {tokens.data() + 4, 2}), 0, true));
-  EXPECT(is(directory.name_tokens(owner, keys.data(), 3, tokens), 1, true));
+  EXPECT(is(directory.promotions().name_tokens(NamespaceId{7}, keys.data(), 3, tokens), 0, false));
+  EXPECT(is(directory.promotions().name_tokens(owner, pack({9}).data(), 1, {tokens.data(), 2}), 0, false));
+  EXPECT(is(directory.promotions().name_tokens(owner, pack({3}).data(), 1, {tokens.data() + 4, 2}), 0, true));
+  EXPECT(is(directory.promotions().name_tokens(owner, keys.data(), 3, tokens), 1, true));
   EXPECT(feed->waiting() == 1);
-  EXPECT(directory.landed(key_of(2), made.generations[1]));
-  EXPECT(is(directory.name_tokens(owner, keys.data(), 3, tokens), 3, false));
+  EXPECT(directory.promotions().landed(key_of(2), made.generations[1]));
+  EXPECT(is(directory.promotions().name_tokens(owner, keys.data(), 3, tokens), 3, false));
   EXPECT(feed->waiting() == 4);  // the landing, and a name for each
   const std::span<const int32_t> last = directory.tokens_of(key_of(3));
   EXPECT(std::vector<int32_t>(last.begin(), last.end()) == std::vector<int32_t>({30, 31}));
   const std::vector<int32_t> others = {40, 41};
-  EXPECT(is(directory.name_tokens(owner, pack({3}).data(), 1, others), 1, false));
+  EXPECT(is(directory.promotions().name_tokens(owner, pack({3}).data(), 1, others), 1, false));
   const std::span<const int32_t> kept = directory.tokens_of(key_of(3));
   EXPECT(std::vector<int32_t>(kept.begin(), kept.end()) == std::vector<int32_t>({30, 31}));
   EXPECT(feed->waiting() == 4);
@@ -140,20 +140,20 @@ TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
 TEST(a_chunk_that_no_other_tier_has_can_be_protected) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   const Reservation refused = tiers.memory.reserve({11});
   EXPECT(all_are(refused.states, SaveState::NOT_READY));
   EXPECT(tiers.demote() == 4);
   EXPECT(tiers.memory.store({11}) == 1);
-  tiers.memory.directory.protect_unsaved(false);
+  tiers.memory.directory.room().protect_unsaved(false);
   EXPECT(tiers.memory.store({12, 13, 14, 15}) == 4);
   EXPECT(tiers.is_sound());
 }
 
 TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   Tiers tiers(6, 16);
-  tiers.memory.directory.remember_evicted(64);
-  tiers.memory.directory.admit(Admitted::USED_AGAIN);
+  tiers.memory.directory.demotion().remember_evicted(64);
+  tiers.memory.directory.demotion().admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 0);
@@ -162,14 +162,14 @@ TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   EXPECT(tiers.demote() == 2);
   EXPECT(tiers.demote() == 0);
   // What is not worth a place may go though it is protected.
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   EXPECT(tiers.memory.store({21, 22, 23, 24}) == 4);
-  tiers.memory.directory.protect_unsaved(false);
+  tiers.memory.directory.room().protect_unsaved(false);
   EXPECT(tiers.memory.lookup({11}) == 0);
   // What comes again after it was evicted has been touched before.
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 2);
-  tiers.memory.directory.admit(Admitted::ALL);
+  tiers.memory.directory.demotion().admit(Admitted::ALL);
   while (tiers.demote() > 0) {
   }
   EXPECT(tiers.memory.directory.count_unsaved() == 0);
@@ -252,18 +252,18 @@ TEST(random_operations_keep_both_tiers_sound) {
     for (int step = 0; step < 400; ++step) {
       const std::vector<uint64_t> ids = chain();
       const uint64_t pick = random() % 100;
-      tiers.memory.directory.protect_unsaved(random() % 4 == 0);
-      tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
+      tiers.memory.directory.room().protect_unsaved(random() % 4 == 0);
+      tiers.memory.directory.demotion().admit(static_cast<Admitted>(random() % 4), 0.2);
       if (random() % 16 == 0) {
-        EXPECT(tiers.memory.directory.forget_written(0, UINT32_MAX) == 0);
-        tiers.files.expire_retention(tiers.memory.now);
+        EXPECT(tiers.memory.directory.demotion().forget_written(0, UINT32_MAX) == 0);
+        tiers.files.retention().expire_due(tiers.memory.now);
       }
       if (pick < 34) {
         static_cast<void>(tiers.memory.store(ids));
       } else if (pick < 40) {
         const Retention retention{static_cast<uint8_t>(random() % 101), static_cast<uint32_t>(random() % 3 * 40)};
         tiers.memory.now += random() % 100'000'000;
-        static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+        static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, pack(ids).data(),
                                                         std::vector<Retention>(ids.size(), retention), tiers.memory.now));
       } else if (pick < 60) {
         static_cast<void>(tiers.demote(random() % 5 != 0, random() % 3 == 0));
@@ -294,12 +294,12 @@ TEST(the_next_victim_is_among_the_first_to_be_demoted) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     Tiers tiers(40, 400, PolicyKind::CLASS_QUEUES);
-    tiers.memory.directory.protect_unsaved(true);
+    tiers.memory.directory.room().protect_unsaved(true);
     for (uint64_t request = 0; request < 200; ++request) {
       tiers.memory.now += random() % 3'000'000'000;
       std::vector<uint64_t> ids = range(1 + random() % 40 * 100, 1 + random() % 12);
       if (random() % 4 == 0) {
-        static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+        static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, pack(ids).data(),
                                                         std::vector<Retention>(ids.size(), {50, 100}), tiers.memory.now));
       }
       int rounds = 0;
@@ -324,24 +324,6 @@ TEST(a_parent_that_was_demoted_meanwhile_stays_before_a_child_that_was_used) {
   EXPECT(tiers.memory.directory.unpin(demoted.id));
   EXPECT(tiers.is_sound());
   EXPECT(tiers.memory.store(range(10, 8)) == 8);  // evicts all of them, leaves first
-  EXPECT(tiers.is_sound());
-}
-
-// Where a chunk has too many others on both sides it counts as used, and its parent with it, held or not.
-TEST(a_use_of_a_child_counts_for_its_held_parent) {
-  Tiers tiers(702, 16);
-  for (uint64_t id = 1000; id < 1350; ++id) {
-    EXPECT(tiers.memory.store({id}) == 1);
-  }
-  EXPECT(tiers.memory.store({1, 2}) == 2);
-  for (uint64_t id = 2000; id < 2350; ++id) {
-    EXPECT(tiers.memory.store({id}) == 1);
-  }
-  const Hold whole = tiers.memory.acquire({1, 2});
-  const Hold parent = tiers.memory.acquire({1});
-  EXPECT(tiers.memory.directory.release_untouched(whole.id));
-  EXPECT(tiers.memory.store(range(3000, 200)) == 200);  // evicts the oldest: the parent's place is near the end now
-  EXPECT(tiers.memory.directory.release_untouched(parent.id));
   EXPECT(tiers.is_sound());
 }
 

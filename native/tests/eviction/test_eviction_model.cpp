@@ -68,7 +68,7 @@ class Model {
 class RandomRun {
  public:
   RandomRun(uint64_t seed, PolicyKind policy) : random_(seed), policy_(policy), pool_(CAPACITY * CHUNK, 100, true, 64 << 20, policy) {
-    pool_.directory.cap_retained(policy == PolicyKind::LRU ? 1.0 : 0.4);
+    pool_.directory.retention().ledger().cap(policy == PolicyKind::LRU ? 1.0 : 0.4);
   }
 
   void step() {
@@ -188,7 +188,7 @@ class RandomRun {
     const auto duration_ms = static_cast<uint32_t>(random_() % 2 == 0 ? 0 : 1000 * (random_() % 40) + 500);
     const size_t first = random_() % ids.size();
     const std::vector<uint64_t> some(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
-    const auto states = pool_.directory.retain(pool_.owner, pack(some).data(),
+    const auto states = pool_.directory.retention().retain(pool_.owner, pack(some).data(),
                                                std::vector<Retention>(some.size(), {priority, duration_ms}), pool_.now);
     model_.expire(pool_.now);
     for (size_t index = 0; index < some.size(); ++index) {
@@ -198,7 +198,7 @@ class RandomRun {
         found->second.priority = priority;
         found->second.duration_ms = priority == DEFAULT_PRIORITY ? 0 : duration_ms;
         found->second.retained_ns = pool_.now;
-        EXPECT(policy_ != PolicyKind::LRU || pool_.directory.retention(key_of(some[index])) ==
+        EXPECT(policy_ != PolicyKind::LRU || pool_.directory.retention().of(key_of(some[index])) ==
                                                  (Retention{priority, found->second.duration_ms}));
       }
     }

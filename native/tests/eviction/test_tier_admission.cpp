@@ -21,15 +21,15 @@ bool use(Tiers& tiers, const std::vector<uint64_t>& ids, uint64_t now_ns) {
 }
 
 void retain(Tiers& tiers, const std::vector<uint64_t>& ids, Retention retention) {
-  tiers.files.cap_retained(1.0);
-  tiers.memory.directory.cap_retained(1.0);
-  static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+  tiers.files.retention().ledger().cap(1.0);
+  tiers.memory.directory.retention().ledger().cap(1.0);
+  static_cast<void>(tiers.memory.directory.retention().retain(tiers.memory.owner, pack(ids).data(),
                                                   std::vector<Retention>(ids.size(), retention), ++tiers.memory.now));
 }
 
 // What a demotion of the daemon does beside the writing.
 void keep_below(Tiers& tiers, const std::vector<uint64_t>& ids, Retention retention) {
-  static_cast<void>(tiers.files.retain(tiers.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention),
+  static_cast<void>(tiers.files.retention().retain(tiers.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention),
                                        tiers.memory.now));
 }
 
@@ -42,8 +42,8 @@ size_t demote_all(Tiers& tiers) {
 }
 
 void expire(Tiers& tiers, uint64_t now_ns) {
-  tiers.memory.directory.expire_retention(now_ns);
-  tiers.files.expire_retention(now_ns);
+  tiers.memory.directory.retention().expire_due(now_ns);
+  tiers.files.retention().expire_due(now_ns);
 }
 
 }  // namespace
@@ -66,12 +66,12 @@ TEST(a_tier_smaller_than_memory_is_not_written_without_end) {
   EXPECT(tiers.demote() == 1);
   EXPECT(tiers.demote() == 0);
   // What is not written again is not protected either, or nothing could ever be stored.
-  tiers.memory.directory.protect_unsaved(true);
+  tiers.memory.directory.room().protect_unsaved(true);
   EXPECT(tiers.memory.store({101}) == 1);
-  tiers.memory.directory.protect_unsaved(false);
+  tiers.memory.directory.room().protect_unsaved(false);
   EXPECT(declined(tiers, Declined::WRITTEN_BEFORE) == 1);
   // A planned stop writes each of them once more.
-  EXPECT(tiers.memory.directory.forget_written(0, UINT32_MAX) == 0);
+  EXPECT(tiers.memory.directory.demotion().forget_written(0, UINT32_MAX) == 0);
   written = 0;
   for (size_t round = 0; round < 200; ++round) {
     written += tiers.demote();
@@ -82,7 +82,7 @@ TEST(a_tier_smaller_than_memory_is_not_written_without_end) {
 
 TEST(each_step_admits_a_part_of_the_one_before) {
   Tiers tiers(64, 128, PolicyKind::CLASS_QUEUES);
-  EXPECT(!tiers.memory.directory.knows_chances());
+  EXPECT(!tiers.memory.directory.demotion().knows_chances());
   // What belongs to a conversation comes again, every time; what stands alone never does.
   uint64_t now = SECOND;
   for (uint64_t round = 0; round < 600; ++round) {
@@ -94,9 +94,9 @@ TEST(each_step_admits_a_part_of_the_one_before) {
     }
     tiers.memory.now = now;
   }
-  EXPECT(tiers.memory.directory.knows_chances());
+  EXPECT(tiers.memory.directory.demotion().knows_chances());
   const auto writes = [&](Admitted admitted, double least_chance) {
-    tiers.memory.directory.admit(admitted, least_chance);
+    tiers.memory.directory.demotion().admit(admitted, least_chance);
     return demote_all(tiers);
   };
   EXPECT(writes(Admitted::NOTHING, 0) == 0);
@@ -112,7 +112,7 @@ TEST(each_step_admits_a_part_of_the_one_before) {
 TEST(chunks_refused_by_the_lower_tier_are_counted_by_reason) {
   Tiers tiers(4, 16);
   const auto lose = [&](Admitted admitted, uint64_t first) {
-    tiers.memory.directory.admit(admitted, 0.5);
+    tiers.memory.directory.demotion().admit(admitted, 0.5);
     EXPECT(tiers.memory.store(range(first, 4)) == 4);
   };
   EXPECT(tiers.memory.store(range(1, 4)) == 4);
@@ -138,17 +138,17 @@ TEST(equal_retention_in_both_tiers_expires_in_both_after_the_last_use) {
   keep_below(tiers, {1, 2}, {80, 30'000});
   EXPECT(use(tiers, {1, 2}, 35 * SECOND));
   expire(tiers, 60 * SECOND);
-  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == (Retention{80, 30'000}));
-  const auto next = tiers.files.next_expiry_ns();
+  EXPECT(tiers.files.retention().of(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == (Retention{80, 30'000}));
+  const auto next = tiers.files.retention().ledger().next_ns();
   EXPECT(next && *next > 60 * SECOND && *next <= 66 * SECOND);
-  tiers.memory.directory.expire_retention(66 * SECOND);
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  tiers.memory.directory.retention().expire_due(66 * SECOND);
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{});
   EXPECT(tiers.files.stats().retention.expired == 2);
-  EXPECT(tiers.files.take_expired().size() == 2);
-  EXPECT(tiers.files.take_expired().empty());
-  EXPECT(!tiers.memory.directory.next_expiry_ns() && !tiers.files.next_expiry_ns());
+  EXPECT(tiers.files.retention().ledger().take_expired().size() == 2);
+  EXPECT(tiers.files.retention().ledger().take_expired().empty());
+  EXPECT(!tiers.memory.directory.retention().ledger().next_ns() && !tiers.files.retention().ledger().next_ns());
   EXPECT(tiers.is_sound());
 }
 
@@ -165,11 +165,11 @@ TEST(the_time_of_a_chunk_that_leaves_memory_runs_on_from_its_last_use) {
   retain(tiers, range(11, 2), {90, 0});
   EXPECT(tiers.memory.store(range(21, 2), 12) == 2);  // what was kept less goes
   EXPECT(tiers.memory.acquire({1, 2}).id == 0);
-  EXPECT(tiers.files.retention(key_of(2)) == (Retention{80, 30'000}));
+  EXPECT(tiers.files.retention().of(key_of(2)) == (Retention{80, 30'000}));
   expire(tiers, 59 * SECOND);
-  EXPECT(tiers.files.retention(key_of(2)) == (Retention{80, 30'000}));
+  EXPECT(tiers.files.retention().of(key_of(2)) == (Retention{80, 30'000}));
   expire(tiers, 61 * SECOND);
-  EXPECT(tiers.files.retention(key_of(2)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(2)) == Retention{});
   EXPECT(tiers.is_sound());
 }
 
@@ -183,13 +183,13 @@ TEST(the_retention_of_a_promoted_chunk_starts_again_at_that_use) {
   EXPECT(flush(tiers.memory.directory, std::nullopt, 11 * SECOND).chunks == 1);
   tiers.memory.now = 35 * SECOND;
   EXPECT(tiers.load({1}) == 1);
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == (Retention{80, 30'000}));
   expire(tiers, 64 * SECOND);
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == (Retention{80, 30'000}));
-  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.files.retention().of(key_of(1)) == (Retention{80, 30'000}));
   expire(tiers, 66 * SECOND);
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{});
   EXPECT(tiers.is_sound());
 }
 
@@ -201,10 +201,10 @@ TEST(a_retention_request_for_dram_alone_does_not_change_the_lower_tier) {
   retain(tiers, {1}, {0, 5'000});
   keep_below(tiers, {1}, {80, 30'000});
   expire(tiers, 16 * SECOND);
-  EXPECT(tiers.memory.directory.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.memory.directory.retention().of(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == (Retention{80, 30'000}));
   expire(tiers, 41 * SECOND);
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{});
   EXPECT(tiers.is_sound());
 }
 
@@ -216,13 +216,13 @@ TEST(a_chunk_in_use_does_not_expire_in_the_lower_tier_however_long_dram_saw_no_u
   EXPECT(tiers.demote() == 1);
   keep_below(tiers, {1}, {80, 30'000});
   const Hold hold = tiers.memory.acquire({1});
-  tiers.files.expire_retention(500 * SECOND);
-  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  tiers.files.retention().expire_due(500 * SECOND);
+  EXPECT(tiers.files.retention().of(key_of(1)) == (Retention{80, 30'000}));
   EXPECT(tiers.memory.directory.release(hold.id, 500 * SECOND));
   expire(tiers, 529 * SECOND);
-  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.files.retention().of(key_of(1)) == (Retention{80, 30'000}));
   expire(tiers, 531 * SECOND);
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{});
   EXPECT(tiers.is_sound());
 }
 
@@ -241,7 +241,7 @@ TEST(chunks_refused_by_the_lower_tier_keep_no_others_out) {
   EXPECT(tiers.demote() == 3);
   EXPECT(tiers.demote() == 0);
   EXPECT(pool.directory.count_unsaved() == 2);
-  pool.directory.protect_unsaved(true);
+  pool.directory.room().protect_unsaved(true);
   EXPECT(pool.store({21, 22, 23}) == 3);
   EXPECT(tiers.is_sound());
 }

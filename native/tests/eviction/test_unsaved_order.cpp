@@ -39,7 +39,7 @@ struct SizesOverFiles {
     }
     const uint32_t checksum = 0;
     static_cast<void>(memory.directory.commit(made.id, 0, 1, &checksum, memory.now));
-    static_cast<void>(memory.directory.retain(memory.owner, keys.data(), {{priority, 0}}, memory.now));
+    static_cast<void>(memory.directory.retention().retain(memory.owner, keys.data(), {{priority, 0}}, memory.now));
     return memory.directory.end_reservation(made.id, memory.now);
   }
 
@@ -109,7 +109,7 @@ double look_us(uint32_t classes, uint32_t priorities, bool newest_first) {
     sizes.push_back((number + 1) * PAGE_BYTES);
   }
   SizesOverFiles tiers(uint64_t{classes} * 101 * (classes + 1) * PAGE_BYTES, sizes, 20'000, PolicyKind::CLASS_QUEUES);
-  tiers.memory.directory.cap_retained(1);
+  tiers.memory.directory.retention().ledger().cap(1);
   uint64_t id = 0;
   for (uint32_t number = 0; number < 100 * classes; ++number) {
     EXPECT(tiers.store(number % classes, ++id, static_cast<uint8_t>(number / classes % priorities)));
@@ -134,7 +134,7 @@ TEST(chunks_of_all_sizes_are_written_in_the_order_in_which_they_would_go) {
   std::mt19937_64 random(kvpool::testing::seed());
   for (const WriteOrder order : {WriteOrder::COLDEST, WriteOrder::NEWEST, WriteOrder::WORTHIEST}) {
     SizesOverFiles tiers(6000 * PAGE_BYTES, {PAGE_BYTES, 3 * PAGE_BYTES, 7 * PAGE_BYTES}, 1000);
-    tiers.memory.directory.cap_retained(1);
+    tiers.memory.directory.retention().ledger().cap(1);
     std::map<std::pair<uint64_t, uint64_t>, uint64_t> waiting;  // (priority or 0, time), from the last on or not -> number
     uint64_t last = 0;
     for (int step = 0; step < 600; ++step) {
@@ -173,7 +173,7 @@ TEST(chunks_refused_by_the_lower_tier_are_not_examined_again_at_each_arrival) {
   while (id < 2000) {
     EXPECT(tiers.store(0, ++id));
   }
-  tiers.memory.directory.admit(Admitted::USED_AGAIN);
+  tiers.memory.directory.demotion().admit(Admitted::USED_AGAIN);
   const auto look_ns = [&] {
     const auto begin = std::chrono::steady_clock::now();
     EXPECT(tiers.memory.directory.pin_unsaved(512, WriteOrder::COLDEST).id == 0);
@@ -186,7 +186,7 @@ TEST(chunks_refused_by_the_lower_tier_are_not_examined_again_at_each_arrival) {
   }
   EXPECT_TIME(next_ns < first_ns / 4);
   // What is worth a place is found as soon as there is any of it.
-  tiers.memory.directory.admit(Admitted::ALL);
+  tiers.memory.directory.demotion().admit(Admitted::ALL);
   EXPECT(tiers.demote().has_value());
   EXPECT(tiers.memory.is_sound());
 }

@@ -58,7 +58,7 @@ TEST(one_reservation_leaves_half_of_the_tier_to_others) {
 TEST(slots_that_may_still_be_written_count_until_the_connection_of_their_writer_ends) {
   Shared pool;
   const Reservation greedy = pool.reserve_for(ONE, range(0, CHUNKS));
-  EXPECT(pool.directory.expire_reservation(greedy.id, ++pool.now));
+  EXPECT(pool.directory.expire_part(greedy.id, SIZE_MAX, ++pool.now));
   EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.zombies == CHUNKS / 2 * CHUNK);
   EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.reserved == 0);
   EXPECT(pool.is_sound());
@@ -164,7 +164,7 @@ TEST(holders_are_counted_rightly_under_random_use) {
     } else if (!held.empty()) {
       const size_t chosen = random() % held.size();
       const HoldId id = held[chosen];
-      if (random() % 4 == 0 && pool.directory.expire_reservation(id, ++pool.now)) {
+      if (random() % 4 == 0 && pool.directory.expire_part(id, SIZE_MAX, ++pool.now)) {
         continue;
       }
       static_cast<void>(pool.directory.release(id, ++pool.now) || pool.directory.end_reservation(id, ++pool.now));
@@ -203,7 +203,7 @@ TEST(a_user_has_a_share_over_all_of_its_connections) {
   EXPECT(Shared::count(pool.reserve_for(OTHER, range(600, CHUNKS)), SaveState::RESERVED) == CHUNKS / 8);
   pool.directory.shares().accounts().leave(HolderId(10));  // it is gone, its slots are not free yet
   EXPECT(pool.is_sound());
-  EXPECT(pool.directory.expire_reservation(made[0].id, ++pool.now));
+  EXPECT(pool.directory.expire_part(made[0].id, SIZE_MAX, ++pool.now));
   EXPECT(all_are(pool.reserve_for(HolderId(15), {501}).states, SaveState::QUOTA));
   for (const Reservation& each : made) {
     EXPECT(each.id == 0 || pool.directory.end_reservation(each.id, ++pool.now));

@@ -36,7 +36,7 @@ std::map<uint64_t, uint8_t> listed(const Directory& directory) {
   uint32_t cursor = 0;
   do {
     std::vector<Change> rows;
-    cursor = directory.list(cursor, 3, rows);
+    cursor = directory.reports().list(cursor, 3, rows);
     for (const Change& row : rows) {
       found[row.key.words[1]] = row.tiers;
     }
@@ -86,7 +86,7 @@ TEST(the_descriptor_is_readable_while_nobody_has_taken) {
 TEST(every_departure_has_its_reason) {
   Pool pool(4 * CHUNK);
   const auto feed = ChangeFeed::create(64);
-  pool.directory.report_to(feed);
+  pool.directory.reports().report_to(feed);
   bool has_gap = false;
   EXPECT(pool.store(range(0, 2)) == 2);
   const std::vector<Change> stored = take(*feed, 9, has_gap);
@@ -107,7 +107,7 @@ TEST(every_departure_has_its_reason) {
 TEST(a_save_that_is_given_up_is_no_change) {
   Pool pool(4 * CHUNK);
   const auto feed = ChangeFeed::create(64);
-  pool.directory.report_to(feed);
+  pool.directory.reports().report_to(feed);
   const Reservation made = pool.reserve(range(0, 3));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(feed->waiting() == 0);
@@ -116,7 +116,7 @@ TEST(a_save_that_is_given_up_is_no_change) {
 TEST(the_sum_of_all_changes_is_what_is_stored) {
   Pool pool(12 * CHUNK);
   const auto feed = ChangeFeed::create(256);
-  pool.directory.report_to(feed);
+  pool.directory.reports().report_to(feed);
   std::mt19937_64 random(seed());
   std::map<uint64_t, uint8_t> known;
   for (int step = 0; step < 2000; ++step) {

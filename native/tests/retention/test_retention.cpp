@@ -19,7 +19,7 @@ constexpr uint8_t CLIPPED = static_cast<uint8_t>(RetainState::CLIPPED);
 constexpr uint8_t ABSENT = static_cast<uint8_t>(RetainState::ABSENT);
 
 std::vector<uint8_t> retain(Pool& pool, const std::vector<uint64_t>& ids, Retention retention) {
-  return pool.directory.retain(pool.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention), ++pool.now);
+  return pool.directory.retention().retain(pool.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention), ++pool.now);
 }
 
 // Of the chunks, those that are still stored.
@@ -43,7 +43,7 @@ bool touch(Pool& pool, const std::vector<uint64_t>& ids, uint64_t now_ns) {
 
 TEST(the_lowest_priority_goes_first_and_the_highest_only_when_nothing_else_can) {
   Pool pool(4 * CHUNK);
-  pool.directory.cap_retained(1.0);
+  pool.directory.retention().ledger().cap(1.0);
   for (uint64_t id = 1; id <= 4; ++id) {
     EXPECT(pool.store({id}) == 1);
   }
@@ -95,7 +95,7 @@ TEST(a_system_prompt_of_the_highest_priority_stays_under_any_traffic) {
 // The third: the context is wanted for 30 s after its last use, what was decoded for 10 s.
 TEST(context_is_retained_for_thirty_seconds_and_decoded_tokens_for_ten) {
   const auto store_conversation = [](Pool& pool) {
-    pool.directory.cap_retained(1.0);
+    pool.directory.retention().ledger().cap(1.0);
     pool.now = 100 * SECOND;
     EXPECT(pool.store(range(1, 3)) == 3);
     EXPECT(pool.store(range(4, 2), 3) == 2);
@@ -120,31 +120,31 @@ TEST(context_is_retained_for_thirty_seconds_and_decoded_tokens_for_ten) {
 
 TEST(duration_runs_from_the_last_use) {
   Pool pool(4 * CHUNK);
-  pool.directory.cap_retained(1.0);
+  pool.directory.retention().ledger().cap(1.0);
   pool.now = 10 * SECOND;
   EXPECT(pool.store({1}) == 1);
   EXPECT(retain(pool, {1}, {80, 30'000})[0] == ACCEPTED);
   EXPECT(touch(pool, {1}, 35 * SECOND));
-  pool.directory.expire_retention(60 * SECOND);
-  EXPECT(pool.directory.retention(key_of(1)) == (Retention{80, 30'000}));
+  pool.directory.retention().expire_due(60 * SECOND);
+  EXPECT(pool.directory.retention().of(key_of(1)) == (Retention{80, 30'000}));
   const Hold hold = pool.acquire({1});
-  pool.directory.expire_retention(500 * SECOND);  // in use all the while
-  EXPECT(pool.directory.retention(key_of(1)) == (Retention{80, 30'000}));
+  pool.directory.retention().expire_due(500 * SECOND);  // in use all the while
+  EXPECT(pool.directory.retention().of(key_of(1)) == (Retention{80, 30'000}));
   EXPECT(pool.directory.release(hold.id, 500 * SECOND));
-  pool.directory.expire_retention(529 * SECOND);
+  pool.directory.retention().expire_due(529 * SECOND);
   EXPECT(pool.directory.stats().retention.expired == 0);
-  pool.directory.expire_retention(531 * SECOND);
-  EXPECT(pool.directory.retention(key_of(1)) == Retention{});
+  pool.directory.retention().expire_due(531 * SECOND);
+  EXPECT(pool.directory.retention().of(key_of(1)) == Retention{});
   EXPECT(pool.directory.stats().retention.expired == 1);
   EXPECT(pool.directory.stats().retention.bytes == 0);
-  EXPECT(!pool.directory.retention(key_of(2)));
+  EXPECT(!pool.directory.retention().of(key_of(2)));
   EXPECT(pool.is_sound());
 }
 
 TEST(a_parent_is_worth_as_much_as_what_follows_it) {
   for (const PolicyKind policy : {PolicyKind::LRU, PolicyKind::CLASS_QUEUES}) {
     Pool pool(6 * CHUNK, 1000, true, 64 << 20, policy);
-    pool.directory.cap_retained(1.0);
+    pool.directory.retention().ledger().cap(1.0);
     EXPECT(pool.store({1, 2, 3}) == 3);
     EXPECT(retain(pool, {1, 2, 3}, {0, 0}) == std::vector<uint8_t>(3, ACCEPTED));
     EXPECT(retain(pool, {3}, {90, 0})[0] == ACCEPTED);
@@ -186,7 +186,7 @@ TEST(a_long_chain_of_another_priority_goes_leaf_first_without_delay) {
 TEST(retention_requests_whose_walks_find_nothing_share_one_bound) {
   constexpr uint64_t LENGTH = 8000;
   Pool pool(LENGTH * CHUNK, 2 * LENGTH);
-  pool.directory.cap_retained(0.9);
+  pool.directory.retention().ledger().cap(0.9);
   EXPECT(pool.store(range(1, LENGTH)) == LENGTH);
   const auto before = std::chrono::steady_clock::now();
   EXPECT(retain(pool, std::vector<uint64_t>(4096, LENGTH), {90, 0}) == std::vector<uint8_t>(4096, CLIPPED));
@@ -197,10 +197,10 @@ TEST(retention_requests_whose_walks_find_nothing_share_one_bound) {
 
 TEST(retained_chunks_and_their_ancestors_take_no_more_than_the_share) {
   Pool pool(10 * CHUNK);
-  pool.directory.cap_retained(0.3);
+  pool.directory.retention().ledger().cap(0.3);
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
   EXPECT(retain(pool, {4}, {90, 0})[0] == CLIPPED);  // with its ancestors it would be four tenths
-  EXPECT(pool.directory.retention(key_of(4)) == Retention{});
+  EXPECT(pool.directory.retention().of(key_of(4)) == Retention{});
   EXPECT(retain(pool, {3}, {90, 0})[0] == ACCEPTED);
   EXPECT(retain(pool, {2}, {100, 0})[0] == ACCEPTED);  // kept anyway
   EXPECT(pool.store({11}) == 1);
@@ -220,13 +220,13 @@ TEST(a_chunk_being_written_can_be_retained_and_another_namespace_cannot) {
   EXPECT(retain(pool, {1, 2}, {50, 5'000}) == std::vector<uint8_t>(2, ACCEPTED));
   EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::STORED));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
-  EXPECT(pool.directory.retention(key_of(1)) == (Retention{50, 5'000}));
+  EXPECT(pool.directory.retention().of(key_of(1)) == (Retention{50, 5'000}));
   EXPECT(pool.directory.stats().retention.chunks == 1);  // the other was given up
   const NamespaceId other = pool.directory.add_namespace();
-  EXPECT(pool.directory.retain(other, pack({1}).data(), {Retention{100, 0}}, ++pool.now)[0] == ABSENT);
+  EXPECT(pool.directory.retention().retain(other, pack({1}).data(), {Retention{100, 0}}, ++pool.now)[0] == ABSENT);
   const Hold hold = pool.acquire({1});
-  EXPECT(pool.directory.retentions(hold.id)->front() == (Retention{50, 5'000}));
-  EXPECT(!pool.directory.retentions(hold.id + 1));
+  EXPECT(pool.directory.retention().of_hold(hold.id)->front() == (Retention{50, 5'000}));
+  EXPECT(!pool.directory.retention().of_hold(hold.id + 1));
   EXPECT(pool.is_sound());
 }
 
@@ -266,19 +266,19 @@ TEST(retention_travels_into_the_lower_tier_and_back) {
   const std::vector<uint32_t> sums(2 * EXTENTS);
   EXPECT(all_are(files.commit(below.id, 0, 2, sums.data()), SaveState::STORED));
   EXPECT(files.end_reservation(below.id, ++pool.now));
-  EXPECT(files.retention(key_of(1)) == Retention{});  // the lower tier learns it when the chunk is evicted, or by retain
+  EXPECT(files.retention().of(key_of(1)) == Retention{});  // the lower tier learns it when the chunk is evicted, or by retain
   EXPECT(retain(pool, {2, 3}, {40, 0}) == std::vector<uint8_t>({CLIPPED, ABSENT}));  // three tenths of four chunks is one
-  EXPECT(files.retention(key_of(2)) == (Retention{40, 0}));
+  EXPECT(files.retention().of(key_of(2)) == (Retention{40, 0}));
   EXPECT(pool.store(range(11, 4)) == 4);
   EXPECT(pool.directory.stats().shed_chunks == 2);
-  EXPECT(files.retention(key_of(1)) == (Retention{60, 9'000}));
+  EXPECT(files.retention().of(key_of(1)) == (Retention{60, 9'000}));
   EXPECT(files.verify().empty());
-  const auto made = pool.directory.promote(pool.owner, pool.small, std::nullopt, pack({1, 2}).data(), 2, ++pool.now);
-  EXPECT(pool.directory.retention(key_of(1)) == (Retention{60, 9'000}));
-  EXPECT(pool.directory.retention(key_of(2)) == Retention{});
+  const auto made = pool.directory.promotions().promote(pool.owner, pool.small, std::nullopt, pack({1, 2}).data(), 2, ++pool.now);
+  EXPECT(pool.directory.retention().of(key_of(1)) == (Retention{60, 9'000}));
+  EXPECT(pool.directory.retention().of(key_of(2)) == Retention{});
   EXPECT(pool.directory.stats().retention.clipped == 2);
-  EXPECT(pool.directory.landed(key_of(1), made.generations[0]));
-  EXPECT(pool.directory.landed(key_of(2), made.generations[1]));
+  EXPECT(pool.directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(pool.directory.promotions().landed(key_of(2), made.generations[1]));
   EXPECT(pool.directory.release(made.id, ++pool.now));
   EXPECT(pool.is_sound());
   EXPECT(files.verify().empty());
@@ -296,11 +296,11 @@ TEST(restored_chunks_have_their_former_retention) {
   EXPECT(files.restore(owner, in_files, key_of(1), key_of(2), PageIndex(slot_pages), 6, {0, 0}, start));
   files.finish_restore();
   EXPECT(files.verify().empty());
-  EXPECT(files.retention(key_of(1)) == (Retention{70, 20'000}));
-  EXPECT(files.retention(key_of(2)) == (Retention{0, 0}));
-  files.expire_retention(start + 19 * SECOND);
+  EXPECT(files.retention().of(key_of(1)) == (Retention{70, 20'000}));
+  EXPECT(files.retention().of(key_of(2)) == (Retention{0, 0}));
+  files.retention().expire_due(start + 19 * SECOND);
   EXPECT(files.stats().retention.chunks == 1);
-  files.expire_retention(start + 21 * SECOND);
+  files.retention().expire_due(start + 21 * SECOND);
   EXPECT(files.stats().retention.chunks == 0);
   EXPECT(files.verify().empty());
 }

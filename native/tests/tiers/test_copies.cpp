@@ -16,7 +16,7 @@ constexpr uint8_t HBM = tier_bit(Tier::HBM);
 constexpr uint8_t DRAM = tier_bit(Tier::DRAM);
 constexpr uint8_t SSD = tier_bit(Tier::SSD);
 
-bool has(const Directory& tier, uint64_t id) { return tier.find(key_of(id)).has_value(); }
+bool has(const Directory& tier, uint64_t id) { return tier.place_of(key_of(id)).has_value(); }
 
 std::vector<uint8_t> states_of(const Reservation& made, std::vector<SaveState> states) {
   std::vector<uint8_t> expected;
@@ -63,13 +63,13 @@ TEST(a_device_is_planned_in_whole_segments) {
 TEST(copies_need_an_index_planned_for_the_device) {
   DevicePool pool(16, 16);
   const auto other = *DirectoryGeometry::plan_device(2 * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, 16);
-  EXPECT(Directory::why_no_copies(pool.memory.directory, pool.device_geometry) != nullptr);  // it has some already
-  EXPECT(Directory::why_no_copies(pool.files, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(pool.memory.directory, pool.device_geometry) != nullptr);  // it has some already
+  EXPECT(CopyLink::why_refused(pool.files, pool.device_geometry) != nullptr);
   Pool plain(16 * CHUNK);
-  EXPECT(Directory::why_no_copies(plain.directory, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(plain.directory, pool.device_geometry) != nullptr);
   Pool for_other(16 * CHUNK, 1000, true, 64 << 20, PolicyKind::LRU, 0, &other);
-  EXPECT(Directory::why_no_copies(for_other.directory, pool.device_geometry) != nullptr);
-  EXPECT(Directory::why_no_copies(for_other.directory, other) == nullptr);
+  EXPECT(CopyLink::why_refused(for_other.directory, pool.device_geometry) != nullptr);
+  EXPECT(CopyLink::why_refused(for_other.directory, other) == nullptr);
   EXPECT(TierSet::why_refused({&pool.device}) != nullptr);
 }
 
@@ -191,8 +191,6 @@ TEST(a_use_in_memory_is_a_use_of_the_copy) {
   EXPECT(pool.copy(range(1, 2)) == 2);
   EXPECT(pool.copy(range(11, 2)) == 2);
   pool.use(range(1, 2));
-  const Hold looked_at = pool.memory.acquire(range(11, 2));
-  EXPECT(pool.memory.directory.release_untouched(looked_at.id));
   EXPECT(pool.copy(range(21, 2)) == 2);
   EXPECT(pool.levels(range(1, 2)) == std::vector<uint8_t>({0, 0}));
   EXPECT(pool.levels(range(11, 2)) == std::vector<uint8_t>({1, 1}));
@@ -212,19 +210,19 @@ TEST(a_part_of_a_hold_that_ends_is_a_use_of_its_copies) {
 
 TEST(a_copy_is_retained_as_its_original_is) {
   DevicePool pool(16, 4);
-  pool.memory.directory.cap_retained(1.0);
-  pool.device.cap_retained(1.0);
+  pool.memory.directory.retention().ledger().cap(1.0);
+  pool.device.retention().ledger().cap(1.0);
   EXPECT(pool.memory.store(range(1, 2)) == 2);
   EXPECT(pool.memory.store(range(11, 2)) == 2);
   EXPECT(pool.memory.store({21}) == 1);
   const auto retain = [&](uint64_t first, size_t count, Retention as) {
-    return pool.memory.directory.retain(pool.memory.owner, pack(range(first, count)).data(), std::vector<Retention>(count, as), pool.memory.now);
+    return pool.memory.directory.retention().retain(pool.memory.owner, pack(range(first, count)).data(), std::vector<Retention>(count, as), pool.memory.now);
   };
   static_cast<void>(retain(1, 1, {80, 5}));
   EXPECT(pool.copy(range(1, 2)) == 2);
-  EXPECT(pool.device.retention(key_of(1)) == Retention(80, 5));
+  EXPECT(pool.device.retention().of(key_of(1)) == Retention(80, 5));
   static_cast<void>(retain(2, 1, {70, 0}));
-  EXPECT(pool.device.retention(key_of(2)) == Retention(70, 0));
+  EXPECT(pool.device.retention().of(key_of(2)) == Retention(70, 0));
   EXPECT(pool.device.stats().retention.chunks == 2);
   EXPECT(pool.copy(range(11, 2)) == 2);
   EXPECT(pool.copy({21}) == 1);  // in the place of the newer chunk that is not retained
@@ -232,13 +230,13 @@ TEST(a_copy_is_retained_as_its_original_is) {
   EXPECT(pool.levels(range(11, 2)) == std::vector<uint8_t>({0, 1}));
   EXPECT(pool.is_sound());
   pool.memory.now += 6'000'000;
-  pool.memory.directory.expire_retention(pool.memory.now + (uint64_t{2} << TICK_SHIFT));
-  EXPECT(pool.device.retention(key_of(1)) == Retention());
-  EXPECT(pool.device.retention(key_of(2)) == Retention(70, 0));
+  pool.memory.directory.retention().expire_due(pool.memory.now + (uint64_t{2} << TICK_SHIFT));
+  EXPECT(pool.device.retention().of(key_of(1)) == Retention());
+  EXPECT(pool.device.retention().of(key_of(2)) == Retention(70, 0));
   static_cast<void>(retain(2, 1, {}));
   EXPECT(pool.device.stats().retention.chunks == 0);
   EXPECT(pool.is_sound());
-  EXPECT(all_are(pool.device.retain(pool.memory.owner, pack({1}).data(), {{90, 0}}, pool.memory.now), SaveState{2}));  // RetainState::ABSENT
+  EXPECT(all_are(pool.device.retention().retain(pool.memory.owner, pack({1}).data(), {{90, 0}}, pool.memory.now), SaveState{2}));  // RetainState::ABSENT
 }
 
 TEST(a_flush_of_the_device_takes_copies_alone) {
@@ -294,7 +292,7 @@ TEST(changes_of_copies_are_reported_in_their_order) {
   DevicePool pool(2, 16);
   const auto feed = ChangeFeed::create(32);
   for (Directory* tier : {&pool.memory.directory, &pool.files, &pool.device}) {
-    tier->report_to(feed);
+    tier->reports().report_to(feed);
   }
   EXPECT(pool.memory.store({1, 2}) == 2);
   EXPECT(pool.copy({1, 2}) == 2);
@@ -322,9 +320,9 @@ TEST(priorities_are_reported_once_for_a_chunk_and_its_copy) {
   EXPECT(pool.memory.store({1}) == 1);
   EXPECT(pool.copy({1}) == 1);
   const auto feed = ChangeFeed::create(8);
-  pool.memory.directory.report_to(feed);
-  pool.device.report_to(feed);
-  static_cast<void>(pool.memory.directory.retain(pool.memory.owner, pack({1}).data(), {{60, 0}}, ++pool.memory.now));
+  pool.memory.directory.reports().report_to(feed);
+  pool.device.reports().report_to(feed);
+  static_cast<void>(pool.memory.directory.retention().retain(pool.memory.owner, pack({1}).data(), {{60, 0}}, ++pool.memory.now));
   EXPECT(feed->waiting() == 1);
 }
 
@@ -344,19 +342,6 @@ TEST(a_key_without_room_in_the_table_takes_the_slot_of_a_chunk_with_a_copy) {
     EXPECT(id > 2 || store(pool.device, key));
   }
   EXPECT(pool.device.stats().withdrawn_chunks == 2 && pool.memory.directory.stats().evicted_chunks == 2);
-  EXPECT(pool.is_sound());
-}
-
-TEST(a_writer_that_hangs_keeps_its_slots_until_its_fence) {
-  DevicePool pool(16, 16);
-  EXPECT(pool.memory.store(range(1, 2)) == 2);
-  const Reservation made = pool.reserve(pool.device, range(1, 2));
-  const FenceId fence = pool.device.abandon(made.id, ++pool.memory.now);
-  EXPECT(pool.device.stats().quarantined == 2 && pool.device.stats().used_bytes == 2 * CHUNK);
-  EXPECT(pool.is_sound());
-  EXPECT(pool.device.release_quarantine(fence) == 2);
-  EXPECT(pool.device.stats().used_bytes == 0);
-  EXPECT(pool.copy(range(1, 2)) == 2);
   EXPECT(pool.is_sound());
 }
 

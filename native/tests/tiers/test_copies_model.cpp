@@ -36,8 +36,8 @@ class RandomRun {
  public:
   explicit RandomRun(uint64_t seed)
       : random_(seed), pool_(MEMORY_CHUNKS, DEVICE_CHUNKS, 11, seed % 2 == 0 ? PolicyKind::LRU : PolicyKind::CLASS_QUEUES) {
-    pool_.memory.directory.cap_retained(1.0);
-    pool_.device.cap_retained(1.0);
+    pool_.memory.directory.retention().ledger().cap(1.0);
+    pool_.device.retention().ledger().cap(1.0);
   }
 
   void step() {
@@ -184,7 +184,7 @@ class RandomRun {
       EXPECT(columns.levels[index] == static_cast<uint8_t>(place ? Tier::HBM : Tier::DRAM));
     }
     if (up_to(3) == 0) {
-      EXPECT(pool_.memory.directory.release_untouched(hold.id));
+      EXPECT(pool_.memory.directory.release(hold.id, now()));
     } else {
       holds_.push_back(hold.id);
     }
@@ -204,7 +204,7 @@ class RandomRun {
 
   void retain(const std::vector<uint64_t>& ids) {
     const Retention request{static_cast<uint8_t>(5 + up_to(6) * 10), static_cast<uint32_t>(up_to(1) * 100)};
-    static_cast<void>(pool_.memory.directory.retain(pool_.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), request), now()));
+    static_cast<void>(pool_.memory.directory.retention().retain(pool_.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), request), now()));
   }
 
   void pin() {
@@ -242,7 +242,7 @@ class RandomRun {
       const int expected = (is_copy ? tier_bit(Tier::HBM) : 0) | (memory.contains(id) ? tier_bit(Tier::DRAM) : 0) |
                            (files.contains(id) ? tier_bit(Tier::SSD) : 0);
       EXPECT(pool_.shown(id) == expected && pool_.set.tiers_of(key_of(id)) == expected);
-      EXPECT(!is_copy || pool_.device.retention(key_of(id)) == pool_.memory.directory.retention(key_of(id)));
+      EXPECT(!is_copy || pool_.device.retention().of(key_of(id)) == pool_.memory.directory.retention().of(key_of(id)));
       const auto residency = pool_.memory.view->residency(key_of(id), Tier::HBM);
       EXPECT(residency.has_value() == is_copy);
       EXPECT(!is_copy || pool_.memory.view->generation_at(residency->slot) == copies.at(id));

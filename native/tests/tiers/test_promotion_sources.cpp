@@ -21,10 +21,10 @@ struct Stored : ThreeTiers {
   }
   Reservation promote(const std::vector<PromotionSource>& sources) {
     const auto keys = pack(range(1, sources.size()));
-    return memory.directory.promote(memory.owner, memory.small, std::nullopt, keys.data(), sources.size(), ++memory.now, sources);
+    return memory.directory.promotions().promote(memory.owner, memory.small, std::nullopt, keys.data(), sources.size(), ++memory.now, sources);
   }
   FailedLanding fail(uint64_t id, const Reservation& made, LoadFault fault) {
-    return memory.directory.fail_landing(key_of(id), made.generations[id - 1], fault);
+    return memory.directory.promotions().fail_landing(key_of(id), made.generations[id - 1], fault);
   }
   [[nodiscard]] uint64_t generation(Directory& tier, uint64_t id) const { return tier.place_of(key_of(id))->generation; }
 };
@@ -36,9 +36,9 @@ TEST(each_chunk_comes_from_the_tier_that_is_named) {
   const Reservation made = tiers.promote({{Tier::PEER}, {Tier::SSD, tiers.generation(tiers.files, 2)}, {Tier::PEER}});
   EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED, RESERVED}));
   EXPECT(tiers.memory.directory.columns({made.id})->levels == std::vector<uint8_t>({3, 2, 3}));
-  EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(1), made.generations[0]));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
-  EXPECT(tiers.memory.directory.find(key_of(1)) && !tiers.memory.directory.find(key_of(2)) && tiers.is_sound());
+  EXPECT(tiers.memory.directory.place_of(key_of(1)) && !tiers.memory.directory.place_of(key_of(2)) && tiers.is_sound());
 }
 
 TEST(a_source_that_has_not_the_chunk_or_another_one_is_refused) {
@@ -62,7 +62,7 @@ TEST(only_a_bad_source_drops_the_chunk_in_that_tier) {
   }
   EXPECT(tiers.found(key_of(1)) == (tier_bit(Tier::SSD) | tier_bit(Tier::PEER)));
   const Reservation made = tiers.promote({{Tier::SSD}, {Tier::SSD}});
-  EXPECT(tiers.memory.directory.landed(key_of(2), made.generations[1]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(2), made.generations[1]));
   const FailedLanding failed = tiers.fail(1, made, LoadFault::SOURCE);
   EXPECT(failed.removed == 1 && failed.dropped_in_source == 2 && failed.next == Tier::PEER);
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
@@ -78,7 +78,7 @@ TEST(a_verdict_about_a_source_drops_no_newer_chunk_there) {
   EXPECT(drop(tiers.store, key_of(1)) == 3);
   EXPECT(tiers.copy(1, 2, {1}) == 1);
   const FailedLanding failed = tiers.fail(1, made, LoadFault::SOURCE);
-  EXPECT(failed.dropped_in_source == 0 && tiers.store.find(key_of(1)));
+  EXPECT(failed.dropped_in_source == 0 && tiers.store.place_of(key_of(1)));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now) && tiers.is_sound());
 }
 
@@ -94,11 +94,11 @@ TEST(a_bad_source_is_dropped_though_the_promotion_was_given_up) {
 TEST(a_promotion_ends_once) {
   Stored tiers;
   const Reservation made = tiers.promote({{Tier::SSD}, {Tier::SSD}});
-  EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
-  EXPECT(!tiers.memory.directory.landed(key_of(1), made.generations[0]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(!tiers.memory.directory.promotions().landed(key_of(1), made.generations[0]));
   EXPECT(tiers.fail(1, made, LoadFault::SOURCE).dropped_in_source == 0);
   static_cast<void>(tiers.fail(2, made, LoadFault::PATH));
-  EXPECT(!tiers.memory.directory.landed(key_of(2), made.generations[1]));
+  EXPECT(!tiers.memory.directory.promotions().landed(key_of(2), made.generations[1]));
   EXPECT(tiers.fail(2, made, LoadFault::SOURCE).dropped_in_source == 0);
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now) && tiers.is_sound());
 }
@@ -111,8 +111,8 @@ TEST(extents_that_are_not_those_expected_are_a_bad_source) {
   LandingBoard board(tiers.memory.index);
   board.land(SlotAddress::unpacked(made.slots[0]), 0, right.data(), EXTENTS);
   board.land(SlotAddress::unpacked(made.slots[1]), 0, wrong.data(), EXTENTS);
-  EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
-  EXPECT(!tiers.memory.directory.landed(key_of(2), made.generations[1]));
+  EXPECT(tiers.memory.directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(!tiers.memory.directory.promotions().landed(key_of(2), made.generations[1]));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
   EXPECT(tiers.found(key_of(1)) == (tier_bit(Tier::DRAM) | tier_bit(Tier::SSD) | tier_bit(Tier::PEER)));
   EXPECT(tiers.found(key_of(2)) == tier_bit(Tier::PEER) && tiers.is_sound());
@@ -126,26 +126,26 @@ TEST(a_chunk_of_an_external_source_needs_no_directory_of_that_tier) {
   EXPECT(tiers.memory.directory.columns({made.id})->levels == std::vector<uint8_t>({5, 5, 5, 5}));
   EXPECT(tiers.set.tiers_of(key_of(4)) == tier_bit(OUTSIDE) && tiers.is_sound());
   for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
-    EXPECT(tiers.memory.directory.landed(key_of(id), made.generations[id - 1]));
+    EXPECT(tiers.memory.directory.promotions().landed(key_of(id), made.generations[id - 1]));
   }
   // A bad chunk of theirs takes what follows it out of memory, and nothing out of the tiers here that have the same key.
   const FailedLanding failed = tiers.fail(3, made, LoadFault::SOURCE);
   EXPECT(failed.dropped_in_source == 0 && failed.next == Tier::PEER);
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
-  EXPECT(tiers.memory.directory.find(key_of(2)) && !tiers.memory.directory.find(key_of(3)));
-  EXPECT(tiers.store.find(key_of(3)) && !tiers.memory.directory.find(key_of(4)));
-  EXPECT(!tiers.memory.directory.landed(key_of(4), made.generations[3]) && tiers.is_sound());
+  EXPECT(tiers.memory.directory.place_of(key_of(2)) && !tiers.memory.directory.place_of(key_of(3)));
+  EXPECT(tiers.store.place_of(key_of(3)) && !tiers.memory.directory.place_of(key_of(4)));
+  EXPECT(!tiers.memory.directory.promotions().landed(key_of(4), made.generations[3]) && tiers.is_sound());
 }
 
 TEST(a_directory_without_lower_tiers_takes_chunks_of_an_external_source) {
   Pool pool(4 * CHUNK);
   const auto keys = pack(range(1, 2));
   const std::vector<PromotionSource> outside(2, PromotionSource{.tier = OUTSIDE, .is_external = true});
-  const Reservation made = pool.directory.promote(pool.owner, pool.small, std::nullopt, keys.data(), 2, ++pool.now, outside);
+  const Reservation made = pool.directory.promotions().promote(pool.owner, pool.small, std::nullopt, keys.data(), 2, ++pool.now, outside);
   EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED}));
   EXPECT(pool.lookup({1, 2}) == 2 && pool.acquire({1, 2}).chunks == 2);
-  EXPECT(pool.directory.landed(key_of(1), made.generations[0]));
-  EXPECT(pool.directory.fail_landing(key_of(2), made.generations[1], LoadFault::SOURCE).dropped_in_source == 0);
+  EXPECT(pool.directory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(pool.directory.promotions().fail_landing(key_of(2), made.generations[1], LoadFault::SOURCE).dropped_in_source == 0);
   EXPECT(pool.directory.release(made.id, ++pool.now));
-  EXPECT(pool.directory.find(key_of(1)) && !pool.directory.find(key_of(2)) && pool.directory.verify().empty());
+  EXPECT(pool.directory.place_of(key_of(1)) && !pool.directory.place_of(key_of(2)) && pool.directory.verify().empty());
 }

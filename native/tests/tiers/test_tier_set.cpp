@@ -15,7 +15,7 @@ constexpr uint8_t IN_STORE = tier_bit(Tier::PEER);
 constexpr uint64_t SECOND_NS = 1'000'000'000;
 
 void retain(ThreeTiers& tiers, const std::vector<uint64_t>& ids, Retention request) {
-  const auto states = tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+  const auto states = tiers.memory.directory.retention().retain(tiers.memory.owner, pack(ids).data(),
                                                     std::vector<Retention>(ids.size(), request), tiers.memory.now);
   EXPECT(std::all_of(states.begin(), states.end(), [](uint8_t state) { return state == static_cast<uint8_t>(RetainState::ACCEPTED); }));
 }
@@ -96,10 +96,10 @@ TEST(a_promoted_chunk_names_the_level_that_it_comes_from) {
   EXPECT(tiers.memory.store({1, 2}) == 2 && tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1, 2}) == 2);
   EXPECT(drop(tiers.memory.directory, key_of(1)) == 2);
   Directory& memory = tiers.memory.directory;
-  const Reservation made = memory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1, 2, 3}).data(), 3, 9);
+  const Reservation made = memory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1, 2, 3}).data(), 3, 9);
   EXPECT(made.states == std::vector<uint8_t>({1, 1, static_cast<uint8_t>(SaveState::NO_PARENT)}));
   EXPECT(memory.columns({made.id})->levels == std::vector<uint8_t>({2, 3}));
-  EXPECT(memory.landed(key_of(1), made.generations[0]) && memory.landed(key_of(2), made.generations[1]));
+  EXPECT(memory.promotions().landed(key_of(1), made.generations[0]) && memory.promotions().landed(key_of(2), made.generations[1]));
   EXPECT(memory.columns({made.id})->levels == std::vector<uint8_t>({1, 1}));
   EXPECT(memory.release(made.id, 10) && tiers.is_sound());
 }
@@ -107,17 +107,17 @@ TEST(a_promoted_chunk_names_the_level_that_it_comes_from) {
 TEST(retention_reaches_all_tiers_and_is_handed_down_to_all) {
   ThreeTiers tiers(1, 4, 4);
   for (Directory* tier : tiers.all) {
-    tier->cap_retained(1.0);
+    tier->retention().ledger().cap(1.0);
   }
   EXPECT(tiers.memory.store({1}) == 1);
   retain(tiers, {1}, {80, 0});
   EXPECT(tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1}) == 1);
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{} && tiers.store.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{} && tiers.store.retention().of(key_of(1)) == Retention{});
   EXPECT(tiers.memory.store({2}) == 1);  // which evicts the other
   EXPECT(tiers.shown(key_of(1)) == (IN_FILES | IN_STORE));
-  EXPECT(tiers.files.retention(key_of(1)) == Retention(80, 0) && tiers.store.retention(key_of(1)) == Retention(80, 0));
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention(80, 0) && tiers.store.retention().of(key_of(1)) == Retention(80, 0));
   retain(tiers, {1}, {90, 0});
-  EXPECT(tiers.files.retention(key_of(1)) == Retention(90, 0) && tiers.store.retention(key_of(1)) == Retention(90, 0));
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention(90, 0) && tiers.store.retention().of(key_of(1)) == Retention(90, 0));
   EXPECT(tiers.is_sound());
 }
 
@@ -125,7 +125,7 @@ TEST(retention_reaches_all_tiers_and_is_handed_down_to_all) {
 TEST(the_uppermost_tier_decides_when_a_priority_expires_in_all) {
   ThreeTiers tiers(4, 4, 4);
   for (Directory* tier : tiers.all) {
-    tier->cap_retained(1.0);
+    tier->retention().ledger().cap(1.0);
   }
   tiers.memory.now = SECOND_NS;
   EXPECT(tiers.memory.store({1}) == 1 && tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1}) == 1);
@@ -133,17 +133,17 @@ TEST(the_uppermost_tier_decides_when_a_priority_expires_in_all) {
   const Hold hold = tiers.memory.directory.acquire(tiers.memory.owner, pack({1}).data(), 1, 8 * SECOND_NS);
   EXPECT(tiers.memory.directory.release(hold.id, 8 * SECOND_NS));
   for (Directory* tier : {&tiers.store, &tiers.files, &tiers.memory.directory}) {
-    tier->expire_retention(13 * SECOND_NS);  // 12 s since the request, 5 since the use
-    EXPECT(tier->retention(key_of(1)) == Retention(80, 10'000));
+    tier->retention().expire_due(13 * SECOND_NS);  // 12 s since the request, 5 since the use
+    EXPECT(tier->retention().of(key_of(1)) == Retention(80, 10'000));
   }
   EXPECT(drop(tiers.memory.directory, key_of(1)) == 1);
-  tiers.store.expire_retention(14 * SECOND_NS);
-  EXPECT(tiers.store.take_expired().empty());
-  tiers.files.expire_retention(14 * SECOND_NS);
-  tiers.store.expire_retention(30 * SECOND_NS);
-  tiers.files.expire_retention(30 * SECOND_NS);
-  EXPECT(tiers.files.retention(key_of(1)) == Retention{} && tiers.store.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.take_expired().size() == 1 && tiers.store.take_expired().size() == 1 && tiers.is_sound());
+  tiers.store.retention().expire_due(14 * SECOND_NS);
+  EXPECT(tiers.store.retention().ledger().take_expired().empty());
+  tiers.files.retention().expire_due(14 * SECOND_NS);
+  tiers.store.retention().expire_due(30 * SECOND_NS);
+  tiers.files.retention().expire_due(30 * SECOND_NS);
+  EXPECT(tiers.files.retention().of(key_of(1)) == Retention{} && tiers.store.retention().of(key_of(1)) == Retention{});
+  EXPECT(tiers.files.retention().ledger().take_expired().size() == 1 && tiers.store.retention().ledger().take_expired().size() == 1 && tiers.is_sound());
 }
 
 TEST(departures_are_reported_by_each_lower_tier) {

@@ -23,7 +23,7 @@ class RandomRun {
  public:
   explicit RandomRun(uint64_t seed) : random_(seed), tiers_(7, 9, 11) {
     for (Directory* tier : tiers_.all) {
-      tier->cap_retained(1.0);
+      tier->retention().ledger().cap(1.0);
     }
   }
 
@@ -78,7 +78,7 @@ class RandomRun {
   void copy(size_t from, size_t to, const std::vector<uint64_t>& ids) {
     static_cast<void>(tiers_.copy(from, to, ids));
     for (const uint64_t id : ids) {
-      if (tiers_.all[to]->find(key_of(id))) {
+      if (tiers_.all[to]->place_of(key_of(id))) {
         arrive(to, id, DEFAULT_PRIORITY);
       }
     }
@@ -86,7 +86,7 @@ class RandomRun {
 
   void retain(const std::vector<uint64_t>& ids) {
     const auto priority = static_cast<uint8_t>(DEFAULT_PRIORITY + up_to(3) * 10);
-    const auto states = tiers_.memory.directory.retain(tiers_.memory.owner, pack(ids).data(),
+    const auto states = tiers_.memory.directory.retention().retain(tiers_.memory.owner, pack(ids).data(),
                                                        std::vector<Retention>(ids.size(), {priority, 0}), ++tiers_.memory.now);
     for (auto& of_tier : model_) {
       for (const uint64_t id : ids) {
@@ -101,7 +101,7 @@ class RandomRun {
   void promote(const std::vector<uint64_t>& ids) {
     Directory& memory = tiers_.memory.directory;
     const Reservation made =
-        memory.promote(tiers_.memory.owner, tiers_.memory.small, std::nullopt, pack(ids).data(), ids.size(), ++tiers_.memory.now);
+        memory.promotions().promote(tiers_.memory.owner, tiers_.memory.small, std::nullopt, pack(ids).data(), ids.size(), ++tiers_.memory.now);
     if (made.id == 0) {
       return;
     }
@@ -112,7 +112,7 @@ class RandomRun {
       }
       const size_t source = model_[1].contains(ids[index]) ? 1 : 2;
       EXPECT(levels[index] == static_cast<uint8_t>(ThreeTiers::level(source)));
-      EXPECT(memory.landed(key_of(ids[index]), made.generations[index]));
+      EXPECT(memory.promotions().landed(key_of(ids[index]), made.generations[index]));
       arrive(0, ids[index], model_[source][ids[index]]);
     }
     EXPECT(memory.release(made.id, ++tiers_.memory.now));
@@ -122,7 +122,7 @@ class RandomRun {
   void follow(const Stored& before) {
     for (size_t tier = 0; tier < ThreeTiers::TIERS; ++tier) {
       for (const uint64_t id : everything()) {
-        if (tiers_.all[tier]->find(key_of(id)) || !model_[tier].contains(id)) {
+        if (tiers_.all[tier]->place_of(key_of(id)) || !model_[tier].contains(id)) {
           continue;
         }
         const uint8_t priority = model_[tier][id];
@@ -143,7 +143,7 @@ class RandomRun {
         const bool is_stored = model_[tier].contains(id);
         expected = static_cast<uint8_t>(expected | (is_stored ? tier_bit(ThreeTiers::level(tier)) : 0));
         EXPECT(!is_stored || (id - 1) % CHAIN == 0 || model_[tier].contains(id - 1));  // whole prefixes
-        EXPECT(!is_stored || tiers_.all[tier]->retention(key_of(id)) == Retention(model_[tier][id], 0));
+        EXPECT(!is_stored || tiers_.all[tier]->retention().of(key_of(id)) == Retention(model_[tier][id], 0));
       }
       EXPECT(tiers_.found(key_of(id)) == expected && tiers_.shown(key_of(id)) == expected);
       EXPECT(tiers_.set.tiers_of(key_of(id)) == expected);

@@ -31,13 +31,17 @@ struct ThreeTiers {
   // Copies what a tier has of a chain into a lower one, as far as that takes it: how many chunks came.
   size_t copy(size_t from, size_t to, const std::vector<uint64_t>& ids) {
     const auto keys = pack(ids);
-    const Hold hold = all[from]->acquire(memory.owner, keys.data(), ids.size(), ++memory.now);
-    if (hold.id == 0) {
-      return 0;
+    std::vector<HoldId> pins;
+    while (pins.size() < ids.size()) {
+      const auto pin = all[from]->pin_key(memory.owner, key_of(ids[pins.size()]));
+      if (!pin) {
+        break;
+      }
+      pins.push_back(*pin);
     }
-    const std::vector<uint64_t> generations = all[from]->columns({hold.id})->generations;
+    const std::vector<uint64_t> generations = all[from]->columns(pins)->generations;
     const Reservation made =
-        all[to]->reserve(memory.owner, memory.small, std::nullopt, keys.data(), hold.chunks, ++memory.now);
+        all[to]->reserve(memory.owner, memory.small, std::nullopt, keys.data(), pins.size(), ++memory.now);
     std::vector<uint64_t> sources;
     for (size_t index = 0; index < made.states.size(); ++index) {
       if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
@@ -50,7 +54,9 @@ struct ThreeTiers {
       KVPOOL_CHECK(all_are(states, SaveState::STORED));
       KVPOOL_CHECK(all[to]->end_reservation(made.id, ++memory.now));
     }
-    KVPOOL_CHECK(all[from]->release_untouched(hold.id));
+    for (const HoldId pin : pins) {
+      KVPOOL_CHECK(all[from]->unpin(pin));
+    }
     return sources.size();
   }
 
@@ -59,7 +65,7 @@ struct ThreeTiers {
   [[nodiscard]] uint8_t found(const ChunkKey& key) const {
     uint8_t bits = 0;
     for (size_t tier = 0; tier < TIERS; ++tier) {
-      bits = static_cast<uint8_t>(bits | (all[tier]->find(key) ? tier_bit(level(tier)) : 0));
+      bits = static_cast<uint8_t>(bits | (all[tier]->place_of(key) ? tier_bit(level(tier)) : 0));
     }
     return bits;
   }

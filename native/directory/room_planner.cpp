@@ -1,11 +1,14 @@
-// Room for one more chunk: what has to be evicted for it is decided before anything is. See directory.h.
-#include <algorithm>
+// What has to be evicted for one more chunk, decided before anything is. See room_planner.h.
+#include "directory/room_planner.h"
 
-#include "base/check.h"
-#include "directory/directory.h"
+#include <algorithm>
 
 namespace kvpool {
 namespace {
+
+// Chunks that are checked one by one for one slot: a guess, about a millisecond. Where more would have to go, chunks that no
+// other tier has stay protected.
+constexpr uint32_t ASKED_MAX = 16'384;
 
 // A chunk that is taken out of the queues while the next victim without it is searched.
 struct TakenOut {
@@ -42,53 +45,77 @@ std::vector<RecordId> with_followers(const ChunkRecords& records, const std::vec
 
 }  // namespace
 
-// Evicts exactly what is in the plan, or nothing.
-SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
-  const RoomPlan plan = plan_room(size_class, search);
-  if (plan.state != SaveState::RESERVED) {
-    return plan.state;
-  }
-  const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
-  for (const RecordId id : plan.slot_owners) {
-    if (records_[id].state == ChunkState::READY) {  // else it went with its parent
-      evict_subtree(id, plan.slot_reason);
-    }
-  }
-  for (const RecordId id : plan.further) {
-    const Eviction reason = records_[id].size_class == size_class ? Eviction::OWN_CLASS : Eviction::OTHER_CLASS;
-    evict(id, stats_.used_bytes + bytes > geometry_.capacity ? reason : Eviction::INDEX_FULL);
-  }
-  KVPOOL_CHECK(arena_.can_allocate(size_class));
-  KVPOOL_CHECK(stats_.used_bytes + bytes <= geometry_.capacity);
-  return SaveState::RESERVED;
+bool RoomPlanner::may_evict(RecordId id, uint64_t now_ns) const noexcept {
+  return records_[id].is_free() && (!protects_unsaved_ || !demotion_.wants_place_below(records_[id], now_ns));
 }
 
-RoomPlan Directory::plan_room(ClassId size_class, WindowSearch& search) noexcept {
+// The answer where a chunk has to be written to a lower tier before it may be evicted: meanwhile it counts as lost by its class.
+SaveState RoomPlanner::wait_for(RecordId id) noexcept {
+  if (id.valid() && records_[id].is_free()) {
+    demotion_.note_lost(records_[id]);
+  }
+  return SaveState::NOT_READY;
+}
+
+bool RoomPlanner::may_evict_all(std::vector<RecordId> owners, uint64_t now_ns) const {
+  const auto is_before = [](RecordId one, RecordId other) { return one.value() < other.value(); };
+  std::sort(owners.begin(), owners.end(), is_before);
+  std::vector<RecordId> left = owners;
+  for (uint32_t asked = 0; !left.empty(); ++asked) {
+    const RecordId id = left.back();
+    left.pop_back();
+    if (!may_evict(id, now_ns) || (protects_unsaved_ && asked == ASKED_MAX)) {
+      return false;
+    }
+    for (RecordId child = records_[id].first_child; child.valid(); child = records_[child].next_sibling) {
+      if (!std::binary_search(owners.begin(), owners.end(), child, is_before)) {
+        left.push_back(child);
+      }
+    }
+  }
+  return true;
+}
+
+// The next victim of a size class, or (unset) of all. Where none may be evicted, the one that would be next.
+RecordId RoomPlanner::next_victim(std::optional<ClassId> size_class, uint64_t now_ns) noexcept {
+  const auto coldest = [&](Among among) {
+    return size_class ? queues_.victim(*size_class, now_ns, among) : queues_.victim(now_ns, among);
+  };
+  const RecordId first = coldest(Among::ALL);
+  if (!first.valid() || may_evict(first, now_ns)) {
+    return first;
+  }
+  const RecordId saved = coldest(Among::SAVED);
+  const bool is_worse = saved.valid() && records_[saved].level > std::max(DEFAULT_PRIORITY, records_[first].level);
+  return saved.valid() && !is_worse ? saved : first;
+}
+
+RoomPlan RoomPlanner::plan_room(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
   const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
-  if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
-    const bool waits = stats_.used_bytes - stats_.idle_bytes - stats_.pinned_bytes + bytes <= geometry_.capacity;
+  if (stats_.used_bytes - stats_.idle_bytes + bytes > capacity_) {
+    const bool waits = stats_.used_bytes - stats_.idle_bytes - stats_.pinned_bytes + bytes <= capacity_;
     return {waits ? SaveState::NOT_READY : SaveState::FULL};
   }
   if (records_.is_full() && stats_.idle_bytes == 0) {
     return {stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL};
   }
-  RoomPlan plan = plan_slot(size_class, search);
+  RoomPlan plan = plan_slot(size_class, search, now_ns);
   if (plan.state == SaveState::RESERVED) {
-    plan_further(bytes, plan);
+    plan_further(bytes, plan, now_ns);
   }
   return plan;
 }
 
 // A slot: free, or the class's own next victim's, or in a window of other classes that was used longer ago than that.
-RoomPlan Directory::plan_slot(ClassId size_class, WindowSearch& search) noexcept {
+RoomPlan RoomPlanner::plan_slot(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
   if (arena_.can_allocate(size_class)) {
     return {SaveState::RESERVED};
   }
-  const RecordId own = next_victim(size_class);
+  const RecordId own = next_victim(size_class, now_ns);
   find_window(size_class, search);
   if (search.window && (!own.valid() || is_cheaper(*search.window, records_[own]))) {
     std::vector<RecordId> owners = arena_.owners_in(*search.window);
-    if (may_evict_all(owners)) {
+    if (may_evict_all(owners, now_ns)) {
       return {SaveState::RESERVED, std::move(owners), Eviction::OTHER_CLASS};
     }
     if (!own.valid()) {
@@ -98,13 +125,13 @@ RoomPlan Directory::plan_slot(ClassId size_class, WindowSearch& search) noexcept
   if (!own.valid()) {
     return {arena_.is_behind() || stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL};
   }
-  if (!may_evict(own)) {
+  if (!may_evict(own, now_ns)) {
     return {wait_for(own)};
   }
   return {SaveState::RESERVED, {own}, Eviction::OWN_CLASS};
 }
 
-void Directory::find_window(ClassId size_class, WindowSearch& search) noexcept {
+void RoomPlanner::find_window(ClassId size_class, WindowSearch& search) noexcept {
   if (search.searched && (!search.window || arena_.is_clearable(size_class, *search.window))) {
     return;
   }
@@ -120,9 +147,9 @@ void Directory::find_window(ClassId size_class, WindowSearch& search) noexcept {
 
 // Further victims, one by one, until capacity and records suffice. Each is taken out of the queues as if it were evicted, so that
 // the next victim after it is found; in the end all are put back where they were, the last one first.
-void Directory::plan_further(uint64_t bytes, RoomPlan& plan) noexcept {
+void RoomPlanner::plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) noexcept {
   const uint64_t used = stats_.used_bytes + bytes;
-  const uint64_t excess = used > geometry_.capacity ? used - geometry_.capacity : 0;
+  const uint64_t excess = used > capacity_ ? used - capacity_ : 0;
   bool lacks_record = records_.is_full() && plan.slot_owners.empty();
   uint64_t freed = 0;
   std::vector<TakenOut> out;
@@ -131,24 +158,24 @@ void Directory::plan_further(uint64_t bytes, RoomPlan& plan) noexcept {
     const RecordId parent = records_[id].parent;
     out.push_back({id, parent, queues_.take_out(id)});
     records_.detach(id);
-    requeue_childless(parent, records_[id].last_access_ns);
+    standings_.requeue_childless(parent, records_[id].last_access_ns);
   };
   const std::vector<RecordId> cleared = excess > 0 ? with_followers(records_, plan.slot_owners) : std::vector<RecordId>{};
   for (const RecordId id : cleared) {
-    freed += chunk_bytes(records_[id]);
+    freed += bytes_of(id);
   }
   if (!is_enough()) {
     std::for_each(cleared.begin(), cleared.end(), take_out);
   }
   while (!is_enough()) {
-    const RecordId victim = next_victim(std::nullopt);
-    if (!victim.valid() || !may_evict(victim)) {
+    const RecordId victim = next_victim(std::nullopt, now_ns);
+    if (!victim.valid() || !may_evict(victim, now_ns)) {
       const SaveState without = stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL;
       plan.state = victim.valid() ? wait_for(victim) : without;
       break;
     }
     plan.further.push_back(victim);
-    freed += chunk_bytes(records_[victim]);
+    freed += bytes_of(victim);
     lacks_record = false;
     if (!is_enough()) {
       take_out(victim);
