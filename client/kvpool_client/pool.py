@@ -519,7 +519,7 @@ class Pool:
         self, chunks: Sequence[Sized], cache: Any, block_ids: object, array: object, *, is_load: bool
     ) -> list[EngineBlocks]:
         """The engine memory of the chunks of each group."""
-        if not self.layout.groups:
+        if not self.layout.groups and not isinstance(cache, (list, tuple)):
             return [self._copies.blocks(cache, block_ids, array, chunks=len(chunks[0]), is_load=is_load)]
         given = [
             by_group(name, each, self.layout)

@@ -141,7 +141,7 @@ class Prompt:
                 for group, table, chunks in zip(geometry.groups, self.tables, windows, strict=True)
             ),
             priorities=tuple(self.priorities[first:whole]),
-            windows=windows if geometry.has_groups else (),
+            windows=windows,
         )
 
     def _window(self, number: int, position: int, whole: int, geometry: Geometry) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
     START ──every rank has posted its KV──► MAPPING ──every rank has mapped the staging──► SERVING
 
-Before SERVING nothing is claimed; saves are ordered from the first step on, those of layer groups from MAPPING on. The engine
-asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one
-token to compute, and loads before the forward. All that an iteration does for new requests has one deadline: what is not staged
-by then is computed. Failures are misses, counted and logged once; a promise that the engine breaks where it cannot be served in
-part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
+Before SERVING nothing is claimed; saves of one full group are ordered from the first step on, others from MAPPING on. The
+engine asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves
+one token to compute, and loads before the forward. All that an iteration does for new requests has one deadline: what is not
+staged by then is computed. Failures are misses, counted and logged once; a promise that the engine breaks where it cannot be
+served in part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
 """
 
 import logging
@@ -45,7 +45,7 @@ class SchedulerHalf:
         self._guard = FailureGuard(_log)
         self._board = Board.create(settings.ranks)
         self._geometry: Geometry | None = None
-        # Until all ranks have posted theirs: what an engine with one group of full attention is to save.
+        # Until all ranks have posted theirs: what an engine with one group of full attention is to save. Others leave it.
         self._plain = Geometry((GroupGeometry(1, 1, 1, settings.tokens_per_block, "", is_replicated=False),))
         self._claims: Claims | None = None
         self._is_serving = False
@@ -151,6 +151,7 @@ class SchedulerHalf:
         prompt = self._prompts.get(int(request.request_id))
         if prompt is not None:
             self._give_up(prompt)
+            prompt.promised = 0
             prompt.begin(0)
             if prompt.has_saves:
                 self._dropped.append(prompt.request_id)
@@ -288,8 +289,7 @@ class SchedulerHalf:
         if self._settings.refusal:
             return []
         geometry = self._geometry or self._plain
-        # Without windows a position that is too low costs nothing: the next step catches up.
-        position = prompt.position(data) if is_new and geometry.has_groups else int(data.computed_position)
+        position = prompt.position(data) if is_new else int(data.computed_position)
         order = prompt.order_save(range(position, position + int(data.num_scheduled_tokens)), geometry)
         return [] if order is None else [order]
 

@@ -31,9 +31,8 @@ from kvpool_client.trtllm.claims.staging import group_offsets
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor
 from kvpool_client.trtllm.plan import NO_BLOCK, LoadOrder, Plan
-from kvpool_client.trtllm.saves.group_saves import GroupSaves
+from kvpool_client.trtllm.saves.rank_saves import RankSaves
 from kvpool_client.trtllm.saves.save_source import SaveSource
-from kvpool_client.trtllm.saves.step_saves import RankSaves, StepSaves
 from kvpool_client.trtllm.saves.window_memory import WindowMemory
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.shared import Board
@@ -121,16 +120,13 @@ class WorkerHalf:
             for number, group in enumerate(pages)
         ]
         is_writer = not geometry.is_replicated or self._rank == 0
-        memory = None
-        if is_writer and geometry.has_groups:
-            memory = WindowMemory(geometry, layout, caches, self._settings.window_bytes)
+        memory = WindowMemory(geometry, layout, caches, self._settings.window_bytes) if is_writer else None
         pool = connect(self._settings, layout)
-        if is_writer:
-            source = SaveSource(pool, caches, self._settings, self._guard)
-            self._saves = StepSaves(source) if memory is None else GroupSaves(source, geometry, memory)
-            self._save_counts = source.counts
+        if memory is not None:
+            source = SaveSource(pool, geometry, caches, memory, self._settings, self._guard)
+            self._saves, self._save_counts = RankSaves(source), source.counts
         self._pool, self._geometry, self._caches = pool, geometry, caches
-        self._is_layerwise = self._settings.is_layerwise and pages[0].is_by_layer and not geometry.has_groups
+        self._is_layerwise = self._settings.is_layerwise and pages[0].is_by_layer and len(pages) == 1
 
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks were freed."""

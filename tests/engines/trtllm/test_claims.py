@@ -51,17 +51,17 @@ class StandInPool:
 
     def register(self, *_: Any) -> None: ...
 
-    def lookup(self, keys: Any) -> kv.Hit:
-        chunks = min(CHUNKS, len(keys))
-        return kv.Hit(chunks, chunks * BLOCK, np.ones(chunks, np.uint8), keys)
+    def lookup(self, keys: Any, *, chunks_max: int, is_counted: bool) -> kv.Hit:
+        chunks = min(CHUNKS, chunks_max)
+        return kv.Hit(chunks, chunks * BLOCK, np.ones(chunks, np.uint8), keys, full_chunks=chunks)
 
     def acquire(self, hit: kv.Hit) -> Any:
         self.leases += 1
         self.leased.append(hit.chunks)
-        return SimpleNamespace(chunks=hit.chunks, release=self._release)
+        return SimpleNamespace(chunks=hit.chunks, ranges=(range(hit.chunks),), release=self._release)
 
     def load(self, lease: Any, _: Any, slots: Any, first_chunk: int) -> Any:
-        assert len(slots) == lease.chunks - first_chunk
+        assert [len(of_group) for of_group in slots] == [lease.chunks - first_chunk]
         self.loads += 1
 
         def wait(timeout_s: float) -> Any:

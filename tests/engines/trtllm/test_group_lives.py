@@ -123,5 +123,5 @@ def _reclaimed(engine: WindowedExecutor, claims: Any) -> bool:
 
 def _all_free(saves: Any) -> bool:
     saves.go_on()
-    windows = saves._memory._windows.values()
+    windows = saves._source.memory._windows.values()
     return all(sorted(window.free) == list(range(window.cache.blocks)) for window in windows)

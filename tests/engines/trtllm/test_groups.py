@@ -333,7 +333,7 @@ def test_memory_too_small_for_a_window_is_refused_by_name(
 
 def test_windows_without_room_are_declined_and_cost_a_hit_alone(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon)
-    memory = engine.workers[0].half._saves._memory
+    memory = engine.workers[0].half._saves._source.memory
     free = memory._windows[WINDOW].free
     taken = [free.pop() for _ in range(len(free) - 1)]
     cold = engine.answer(PROMPT, 2)[1]

@@ -6,10 +6,12 @@ from typing import Any
 
 import kvpool_client as kv
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.trtllm import SaveOrder
+from kvpool_client.trtllm import Geometry, SaveOrder
+from kvpool_client.trtllm.geometry import GroupGeometry
+from kvpool_client.trtllm.saves.rank_saves import RankSaves
 from kvpool_client.trtllm.saves.save_room import SAVE_BYTES_MAX, SAVES_MAX, SaveRoom
 from kvpool_client.trtllm.saves.save_source import SaveSource
-from kvpool_client.trtllm.saves.step_saves import StepSaves
+from kvpool_client.trtllm.saves.window_memory import WindowMemory
 
 MIB = 1 << 20
 BLOCKS = 23
@@ -19,10 +21,11 @@ class StandInSave:
     """A save of BLOCKS blocks that ends when a test has it."""
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_done = self.is_committed = False
 
     def commit(self, wait: bool) -> None:
         assert not wait
+        self.is_committed = True
 
     def abort(self) -> None:
         self.is_done = True
@@ -50,23 +53,25 @@ class StandInPool:
         return self.saves[-1]
 
 
-def _rig(chunk_bytes: int) -> tuple[StepSaves, SaveSource, Any]:
+def _rig(chunk_bytes: int) -> tuple[RankSaves, SaveSource, Any]:
     pool: Any = StandInPool()
+    geometry = Geometry((GroupGeometry(1, 1, 1, 4, "f", is_replicated=False),))
     cache: Any = SimpleNamespace(layout=SimpleNamespace(chunk_bytes=chunk_bytes))
     settings: Any = SimpleNamespace(tokens_per_block=4, retention_s=1.0)
-    source = SaveSource(pool, [cache], settings, FailureGuard(logging.getLogger(__name__)))
-    return StepSaves(source), source, pool
+    memory = WindowMemory(geometry, geometry.layout(0, 1), [cache], 0)
+    source = SaveSource(pool, geometry, [cache], memory, settings, FailureGuard(logging.getLogger(__name__)))
+    return RankSaves(source), source, pool
 
 
 def _order(request_id: int) -> SaveOrder:
-    return SaveOrder(request_id, b"", b"", "", 0, BLOCKS, (tuple(range(BLOCKS)),), (50,) * BLOCKS)
+    return SaveOrder(request_id, b"", b"", "", 0, BLOCKS, (tuple(range(BLOCKS)),), (50,) * BLOCKS, ((),))
 
 
 def _under_way(pool: Any) -> list[StandInSave]:
     return [save for save in pool.saves if not save.is_done]
 
 
-def _begin(saves: StepSaves, requests: int) -> None:
+def _begin(saves: RankSaves, requests: int) -> None:
     saves.begin([_order(number) for number in range(requests)])
     saves.finish_step(None, None)
 
@@ -103,11 +108,11 @@ def test_small_saves_are_bounded_in_number_and_large_ones_go_alone() -> None:
 def test_a_later_save_of_a_request_without_room_goes_with_its_first() -> None:
     saves, source, pool = _rig(SAVE_BYTES_MAX)
     _begin(saves, 2)
-    later = SaveOrder(1, b"", b"", "", BLOCKS, BLOCKS + 1, ((99,),), (50,))
+    later = SaveOrder(1, b"", b"", "", BLOCKS, BLOCKS + 1, ((99,),), (50,), ((),))
     saves.begin([later])
     saves.finish_step(None, None)
     assert (len(pool.saves), set(saves.busy())) == (1, {0, 1})
-    assert saves._waiting[1].block_ids == ((*range(BLOCKS), 99),)
+    assert saves._waiting[1].order.block_ids == ((*range(BLOCKS), 99),)
     pool.saves[0].is_done = True
     saves.go_on()
     assert (len(pool.saves), set(saves.busy())) == (2, {1})
@@ -133,3 +138,23 @@ def test_saves_that_cannot_begin_are_counted_and_keep_no_room() -> None:
     pool.fails = False
     _begin(saves, 1)
     assert set(saves.busy()) == {0}
+
+
+def test_of_a_step_whose_forward_pass_fails_nothing_is_stored() -> None:
+    """The engine ends no such step: its blocks were not written, and are others' before the next one."""
+    saves, source, pool = _rig(SAVE_BYTES_MAX // BLOCKS)
+    _begin(saves, 1)
+    saves.begin([SaveOrder(0, b"", b"", "", BLOCKS, BLOCKS + 1, ((99,),), (50,), ((),)), _order(1)])
+    pool.saves[0].is_done = True
+    saves.go_on()
+    assert not saves.busy()
+    _begin(saves, 1)
+    saves.begin([_order(2)])
+    saves.begin([])
+    saves.go_on()
+    assert [(save.is_committed, save.is_done) for save in pool.saves] == [(True, True), (True, False)]
+    assert source.counts["declined_blocks"] == 1 + 2 * BLOCKS
+    saves.drop(0)
+    saves.begin([_order(3)])
+    saves.begin([_order(4)])
+    assert [(save.is_committed, save.is_done) for save in pool.saves[2:]] == [(False, True), (False, False)]

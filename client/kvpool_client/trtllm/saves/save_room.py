@@ -32,6 +32,11 @@ class SaveRoom:
         self._deferred.discard(request_id)
         return True
 
+    @property
+    def has_deferred(self) -> bool:
+        """Whether saves wait for room: what comes later waits behind them."""
+        return bool(self._deferred)
+
     def defer(self, request_id: int) -> None:
         """Count a save that waits for room, once."""
         if request_id not in self._deferred:
