@@ -441,7 +441,8 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._blocks(named, cache, block_ids, from_, is_load=False)
-        return self._save_starter.begin(self._save_starter.plan(keys, retention_columns, named, blocks))
+        (save,) = self._save_starter.begin([self._save_starter.plan(keys, retention_columns, named, blocks)])
+        return save
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.
