@@ -72,14 +72,14 @@ class Prompt:
             is_prompt=not is_dummy and not _is_true(request, "is_generation_only_request"),
         )
 
-    def begin(self, first_saved: int) -> None:
+    def begin_steps(self, first_saved: int) -> None:
         """The request is scheduled for the first time, or again from its start."""
         self.tokens.clear()
         self.tables.clear()
         self.priorities.clear()
         self.saved = first_saved
 
-    def advance(self, data: Any) -> None:
+    def add_step(self, data: Any) -> None:
         """Add a step's RequestData. A salt other than the request's own ends the sharing."""
         self.tokens += [int(token) for token in data.new_tokens]
         new_blocks = tables_of(data)

@@ -122,6 +122,6 @@ def _reclaimed(engine: WindowedExecutor, claims: Any) -> bool:
 
 
 def _all_free(saves: Any) -> bool:
-    saves.go_on()
+    saves.advance_saves()
     windows = saves._source.memory._windows.values()
     return all(sorted(window.free) == list(range(window.cache.blocks)) for window in windows)

@@ -176,7 +176,7 @@ def test_a_copy_of_a_window_that_came_after_the_step_would_be_noticed(
         patch.setattr(WindowMemory, "copy_out", lambda *given: late.extend([given]) or [])  # type: ignore[func-returns-value]
         request = engine.ask(PROMPT, 9)
         saves = engine.workers[0].half._saves
-        patch.setattr(type(saves), "go_on", lambda self: None)
+        patch.setattr(type(saves), "advance_saves", lambda self: None)
         while request.to_generate:
             engine.step()
     for given in late:

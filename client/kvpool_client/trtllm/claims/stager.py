@@ -54,7 +54,7 @@ class _Piece:
                 self.good = min(self.good, load.wait(deadline.remaining_s()).chunks)
         return max(self.good, self.chunks.start)
 
-    def end(self) -> None:
+    def end_loads(self) -> None:
         """Stop copying and end the leases; after it has returned, nothing is copied."""
         for lease, load in self.begun:
             if load is not None:
@@ -106,7 +106,7 @@ class Stager:
             chains = [pool.keys(question.tokens, salt=question.salt, adapter=question.adapter) for pool in self._pools]
             is_whole = self._stage_prefix(question, chains)
         finally:
-            question.end(is_whole=is_whole)
+            question.end_staging(is_whole=is_whole)
             promoted, self._promoted = self._promoted, []
         for pool, hit in promoted:
             pool.acquire(hit).release()
@@ -124,7 +124,7 @@ class Stager:
             if not hits:
                 return not question.deadline.has_passed()
             most = hits[0].chunks
-            good = self._staged(question, hits, range(first, most))
+            good = self._stage_chunks(question, hits, range(first, most))
             if good != first:
                 return good == most
         return False
@@ -163,20 +163,20 @@ class Stager:
                 ]
         return ()
 
-    def _staged(self, question: Question, hits: Sequence[Hit], wanted: range) -> int:
+    def _stage_chunks(self, question: Question, hits: Sequence[Hit], wanted: range) -> int:
         """Stage the wanted chunks. The chunk up to which that was done."""
         groups = self._geometry.groups
         counts = [len(wanted) if group.is_full else min(group.run, len(wanted)) for group in groups]
-        claim = Claim(wanted.start, wanted.stop, self._slots.take(counts))
-        if not question.begin(claim):
-            self._slots.give_back(claim.slots)
+        claim = Claim(wanted.start, wanted.stop, self._slots.take_slots(counts))
+        if not question.begin_staging(claim):
+            self._slots.give_back_slots(claim.slots)
             return wanted.start
         try:
-            return self._stage(question, hits, claim)
+            return self._stage_claim(question, hits, claim)
         finally:
-            self._slots.give_back(question.take_rest().slots)
+            self._slots.give_back_slots(question.take_rest().slots)
 
-    def _stage(self, question: Question, hits: Sequence[Hit], claim: Claim) -> int:
+    def _stage_claim(self, question: Question, hits: Sequence[Hit], claim: Claim) -> int:
         """The chunk up to which every shard has the claim's in its slots; after it has returned, nothing is copied."""
         good, under_way = claim.first_chunk, deque[_Piece]()
         block_bytes = sum(group.chunk_bytes for group in self._geometry.groups)
@@ -187,20 +187,20 @@ class Stager:
                 while len(under_way) < PIECES_AT_ONCE and (start := next(starts, None)) is not None:
                     end = min(start + size, claim.end)
                     under_way.append(_Piece(range(start, end), end))
-                    self._begin(under_way[-1], hits, claim, question.deadline)
+                    self._begin_piece(under_way[-1], hits, claim, question.deadline)
                 if not under_way:
                     return good
                 piece = under_way[0]
                 good = piece.wait(question.deadline)
-                piece.end()
+                piece.end_loads()
                 under_way.popleft()
                 if not question.note_staged(good) or good < piece.chunks.stop:
                     return good
         finally:
             for piece in under_way:
-                piece.end()
+                piece.end_loads()
 
-    def _begin(self, piece: _Piece, hits: Sequence[Hit], claim: Claim, deadline: Deadline) -> None:
+    def _begin_piece(self, piece: _Piece, hits: Sequence[Hit], claim: Claim, deadline: Deadline) -> None:
         """Lease a piece's chunks and begin to copy them, on every shard; nothing where one has none of them, or with windows
         not all: they serve their end alone."""
         start, end = piece.chunks.start, piece.chunks.stop

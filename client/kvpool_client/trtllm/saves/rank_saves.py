@@ -58,9 +58,9 @@ class RankSaves:
     def __repr__(self) -> str:
         return f"<RankSaves of {len(self._under_way)} requests, {self._source.memory!r}>"
 
-    def begin(self, orders: Sequence[SaveOrder]) -> None:
+    def begin_step(self, orders: Sequence[SaveOrder]) -> None:
         """Take a step's orders, before its forward pass, and open the saves for its layers."""
-        self.go_on()
+        self.advance_saves()
         has_room = not self._source.room.has_deferred
         for order in filter(self._source.is_served, orders):
             is_behind = order.request_id in self._waiting or order.request_id in self._under_way
@@ -70,13 +70,13 @@ class RankSaves:
             has_room = has_room and self._source.take_room(order)
             if not has_room:
                 self._taken.append(order)
-            elif (save := self._source.begin(order, self._source.no_slots)) is not None:
+            elif (save := self._source.begin_save(order, self._source.no_slots)) is not None:
                 self._open.append((order, save))
 
-    def layer(self, layer: int) -> None:
+    def announce_layer(self, layer: int) -> None:
         """A layer's KV of the step has been queued."""
         for _, save in self._open:
-            self._announce(save, layer)
+            self._announce_to(save, layer)
 
     def finish_step(self, stream: Any, forward_stream: Any) -> None:
         """The step's forward pass has been queued whole, behind which the engine's `stream` goes on: its saves go on in the
@@ -84,7 +84,7 @@ class RankSaves:
         run; None where that is not known."""
         opened, self._open = self._open, []
         for order, save in opened:
-            self._commit(order, save, self._source.no_slots)
+            self._commit_save(order, save, self._source.no_slots)
         taken, self._taken = self._taken, []
         if not taken:
             return
@@ -92,16 +92,16 @@ class RankSaves:
             request_id = copied.order.request_id
             before = self._waiting.get(request_id)
             self._waiting[request_id] = copied if before is None else before.followed_by(copied)
-        self.go_on()
+        self.advance_saves()
 
-    def go_on(self) -> None:
+    def advance_saves(self) -> None:
         """Collect the saves that have ended, and begin those that waited. Between two steps."""
         self._give_up_step()
         for request_id in [request_id for request_id, (save, _) in self._under_way.items() if save.done()]:
-            self._end(request_id, *self._under_way.pop(request_id))
+            self._end_save(request_id, *self._under_way.pop(request_id))
         for copied in [copied for copied in self._left if copied.is_here()]:
             self._left.remove(copied)
-            self._source.memory.give_back(copied.slots)
+            self._source.memory.give_back_slots(copied.slots)
         has_room = True
         for request_id in [request_id for request_id in self._waiting if request_id not in self._under_way]:
             copied = self._waiting[request_id]
@@ -109,13 +109,13 @@ class RankSaves:
                 continue
             has_room = has_room and self._source.take_room(copied.order)
             if not has_room:
-                self._source.defer(copied.order)
+                self._source.defer_order(copied.order)
                 continue
             del self._waiting[request_id]
-            if (save := self._source.begin(copied.order, copied.slots)) is not None:
-                self._commit(copied.order, save, copied.slots)
+            if (save := self._source.begin_save(copied.order, copied.slots)) is not None:
+                self._commit_save(copied.order, save, copied.slots)
 
-    def drop(self, request_id: int) -> None:
+    def drop_request(self, request_id: int) -> None:
         """Give a request's saves up: its blocks are others' from now on."""
         copied = self._waiting.pop(request_id, None)
         if copied is not None:
@@ -124,10 +124,10 @@ class RankSaves:
         save, slots = self._under_way.pop(request_id, (None, ()))
         if save is not None:
             save.abort()
-            self._end(request_id, save, slots)
-        self._source.room.give_back(request_id)
+            self._end_save(request_id, save, slots)
+        self._source.room.give_back_bytes(request_id)
 
-    def busy(self) -> Iterable[int]:
+    def busy_requests(self) -> Iterable[int]:
         """Requests whose blocks may still be read."""
         return self._under_way.keys() | self._waiting.keys()
 
@@ -148,15 +148,15 @@ class RankSaves:
         opened, self._open = self._open, []
         for order, save in opened:
             save.abort()
-            self._end(order.request_id, save, self._source.no_slots)
+            self._end_save(order.request_id, save, self._source.no_slots)
 
-    def _announce(self, save: Save, layer: int) -> None:
+    def _announce_to(self, save: Save, layer: int) -> None:
         try:
             save.layer(layer)
         except ENGINE_FAILURES as error:
             self._source.guard.miss("save_kv_layer", error)
 
-    def _commit(self, order: SaveOrder, save: Save, slots: ByGroup) -> None:
+    def _commit_save(self, order: SaveOrder, save: Save, slots: ByGroup) -> None:
         """Have a save end in the background."""
         try:
             save.commit(wait=False)
@@ -165,11 +165,11 @@ class RankSaves:
             save.abort()
         self._under_way[order.request_id] = save, slots
 
-    def _end(self, request_id: int, save: Save, slots: ByGroup) -> None:
+    def _end_save(self, request_id: int, save: Save, slots: ByGroup) -> None:
         """Count an ended save, and give back what it had."""
-        self._source.count(save.wait())
-        self._source.room.give_back(request_id)
-        self._source.memory.give_back(slots)
+        self._source.count_result(save.wait())
+        self._source.room.give_back_bytes(request_id)
+        self._source.memory.give_back_slots(slots)
 
     def _copied_out(self, orders: Sequence[SaveOrder], stream: Any, forward_stream: Any) -> Iterator[_Copied]:
         """The orders, their windows copied out; without windows where these have no slots, or cannot be copied."""
@@ -187,7 +187,7 @@ class RankSaves:
         except ENGINE_FAILURES as error:
             self._source.guard.miss("wait_for_save", error)
             for _, slots in found:
-                self._source.memory.give_back(slots)
+                self._source.memory.give_back_slots(slots)
             found, events = [self._without_windows(order) for order, _ in found], ()
         for order, slots in found:
             yield _Copied(order, slots, events)
@@ -196,15 +196,15 @@ class RankSaves:
         """The order with a slot for each block of a window, and those that have none taken out of it."""
         windows, block_ids, slots = list(order.windows), list(order.block_ids), []
         for number, chunks in enumerate(order.windows):
-            taken = self._source.memory.take(number, len(chunks)) if chunks else ()
+            taken = self._source.memory.take_slots(number, len(chunks)) if chunks else ()
             slots.append(taken or ())
             if taken is None:
-                self._source.decline(len(chunks))
+                self._source.decline_blocks(len(chunks))
                 windows[number], block_ids[number] = (), ()
         return replace(order, windows=tuple(windows), block_ids=tuple(block_ids)), tuple(slots)
 
     def _without_windows(self, order: SaveOrder) -> tuple[SaveOrder, ByGroup]:
-        self._source.decline(sum(len(chunks) for chunks in order.windows))
+        self._source.decline_blocks(sum(len(chunks) for chunks in order.windows))
         block_ids = tuple(
             () if chunks else blocks for chunks, blocks in zip(order.windows, order.block_ids, strict=True)
         )

@@ -55,14 +55,16 @@ class SaveSource:
     def take_room(self, order: SaveOrder) -> bool:
         """Room for the order's save; False where there is none."""
         ids = zip(self.caches, order.block_ids, strict=True)
-        return self.room.take(order.request_id, sum(cache.layout.chunk_bytes * len(blocks) for cache, blocks in ids))
+        return self.room.take_bytes(
+            order.request_id, sum(cache.layout.chunk_bytes * len(blocks) for cache, blocks in ids)
+        )
 
-    def defer(self, order: SaveOrder) -> None:
+    def defer_order(self, order: SaveOrder) -> None:
         """Count a save that waits for room, once."""
-        self.room.defer(order.request_id)
+        self.room.defer_save(order.request_id)
         self.counts["deferred_saves"] = self.room.deferred_saves
 
-    def begin(self, order: SaveOrder, slots: ByGroup) -> Save | None:
+    def begin_save(self, order: SaveOrder, slots: ByGroup) -> Save | None:
         """The save of an order that has room, its windows out of these slots; None, and both are given back, where it cannot
         begin."""
         every = range(order.first_chunk, order.end)
@@ -79,19 +81,19 @@ class SaveSource:
         except ENGINE_FAILURES as error:
             self.guard.miss("save", error)
             self.decline_order(order)
-            self.room.give_back(order.request_id)
-            self.memory.give_back(slots)
+            self.room.give_back_bytes(order.request_id)
+            self.memory.give_back_slots(slots)
             return None
 
-    def decline(self, blocks: int) -> None:
+    def decline_blocks(self, blocks: int) -> None:
         """Count blocks that are not stored."""
         self.counts["declined_blocks"] += blocks
 
     def decline_order(self, order: SaveOrder) -> None:
         """Count the blocks of an order that is not carried out."""
-        self.decline(sum(len(blocks) for blocks in order.block_ids))
+        self.decline_blocks(sum(len(blocks) for blocks in order.block_ids))
 
-    def count(self, result: SaveResult) -> None:
+    def count_result(self, result: SaveResult) -> None:
         """Count an ended save."""
         self.counts["saved_blocks"] += result.stored
         self.counts["present_blocks"] += result.present

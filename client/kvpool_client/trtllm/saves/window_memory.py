@@ -80,12 +80,12 @@ class WindowMemory:
         """The slots of a layer group, as blocks that saves read."""
         return self._windows[number].cache
 
-    def take(self, number: int, count: int) -> tuple[int, ...] | None:
+    def take_slots(self, number: int, count: int) -> tuple[int, ...] | None:
         """So many free slots of a layer group; None where there are fewer."""
         free = self._windows[number].free
         return tuple(free.pop() for _ in range(count)) if count <= len(free) else None
 
-    def give_back(self, slots: ByGroup) -> None:
+    def give_back_slots(self, slots: ByGroup) -> None:
         """Free slots that nothing is copied into and that no save reads."""
         for number, window in self._windows.items():
             window.free.extend(slots[number])
