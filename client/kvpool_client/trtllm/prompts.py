@@ -34,7 +34,8 @@ _OTHER_SALT = "salt: the step has another salt than the request; this TensorRT-L
 @dataclass(slots=True)
 class Prompt:
     """One request. `refusal` begins with the word under which it is counted. `tables`: its blocks by layer group; `promised`:
-    the token behind the claim; `junction`: the chunk up to which full groups had it at its lookup, 0 where that was its hit.
+    the token behind the claim, until its first step; `junction`: the chunk up to which full groups had it at its lookup, 0
+    where that was its hit.
 
     Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed.
     """

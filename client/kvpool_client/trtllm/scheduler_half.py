@@ -289,7 +289,9 @@ class SchedulerHalf:
         if self._settings.refusal:
             return []
         geometry = self._geometry or self._plain
-        position = prompt.position(data) if is_new else int(data.computed_position)
+        position = int(data.computed_position)
+        if is_new:
+            position, prompt.promised = prompt.position(data), 0
         order = prompt.order_save(range(position, position + int(data.num_scheduled_tokens)), geometry)
         return [] if order is None else [order]
 

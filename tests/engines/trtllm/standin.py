@@ -73,6 +73,8 @@ class Stream:
 class Executor:
     """PyExecutor's loop over ranks in one process. `blocks` of `block_tokens` tokens, KV of int16."""
 
+    _fails = False  # whether this iteration's forward pass does
+
     def __init__(
         self,
         tools: types.ModuleType,
@@ -84,13 +86,16 @@ class Executor:
         device: str = "cpu",
         manager: str = "v1",
         owner: int | None = None,
+        shows_matched: bool = True,
         **args: Any,
     ) -> None:
-        """`manager`: v1, v2, or v2-apart, with a region for K and one for V. `owner`: of attention data parallelism."""
+        """`manager`: v1, v2, or v2-apart, with a region for K and one for V. `owner`: of attention data parallelism.
+        `shows_matched`: requests have the number of tokens that the runtime has taken of a promise."""
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
 
         arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
         self._is_v2, self._owner, self._layer_groups = manager != "v1", owner, 1
+        self.shows_matched = shows_matched
         self.finished_pages: list[list[list[int]]] = []  # by group, of each request that ended
         self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
         self._step_tokens = step_tokens
@@ -177,16 +182,26 @@ class Executor:
             request.was_sent, request.sent_tokens, request.sent_blocks = True, len(request.tokens), len(request.blocks)
             scheduled.append((request, count))
         self._forward(pickle.dumps(self.scheduler.build_connector_meta(output)), scheduled)
-        for request, count in scheduled:
+        for request, count in scheduled if not self._fails else ():
             request.computed += count
             if request.computed == len(request.tokens):
                 self._generate(request)
+        self._nothing_is_saved()
+
+    def fail_step(self) -> None:
+        """One iteration whose forward pass fails behind its first layer, and with it every request."""
+        self._fails = True
+        self.step()
+        self._fails = False
+        for request in list(self._active):
+            self._end(request)
         self._nothing_is_saved()
 
     def abort(self, request: Request) -> None:
         """The runtime takes the request's blocks away; it runs again from its start, as a new request."""
         self.scheduler.request_reset(request)
         self._release(request)
+        self._allocate_blocks(request)
         request.computed, request.claimed, request.was_sent = 0, 0, False
         request.sent_tokens, request.sent_blocks = 0, 0
 
@@ -226,17 +241,23 @@ class Executor:
         return bool(self.scheduler.request_finished(request, list(request.blocks)))
 
     def _admit(self, request: Request, held: int = 0) -> Request:
-        for _ in range(0, len(request.tokens), self.block_tokens):
-            request.blocks.append(self._free.pop())
+        self._allocate_blocks(request)
         self.hold(request, 0, held)
         claimed, is_async = self.scheduler.get_num_new_matched_tokens(request, held)
         assert not is_async
         assert 0 <= claimed < len(request.tokens) - held
         assert claimed % self.block_tokens == 0
         request.claimed, request.computed = claimed, held + claimed
+        if self.shows_matched:
+            request.py_num_connector_matched_tokens = claimed  # type: ignore[attr-defined]
         self.scheduler.update_state_after_alloc(request, list(request.blocks))
         self._active.append(request)
         return request
+
+    def _allocate_blocks(self, request: Request) -> None:
+        """Blocks for the whole prompt."""
+        for _ in range(0, len(request.tokens), self.block_tokens):
+            request.blocks.append(self._free.pop())
 
     def _by_group(self, request: Request) -> list[list[int]]:
         """get_page_indices_by_layer_group, of one group."""
@@ -254,12 +275,13 @@ class Executor:
         for rank, worker in enumerate(self.workers):
             worker.bind_connector_meta(pickle.loads(plan))
             worker.start_load_kv(stream)
-            for layer in range(self.layers):
+            for layer in range(1 if self._fails else self.layers):
                 worker.wait_for_layer_load(self.layer_number(layer), stream)
                 for request, count in scheduled:
                     self._attend(rank, layer, request, count)
                 worker.save_kv_layer(self.layer_number(layer), stream)
-            worker.wait_for_save(stream)
+            if not self._fails:
+                worker.wait_for_save(stream)
 
     def _attend(self, rank: int, layer: int, request: Request, count: int) -> None:
         """Check the layer's KV of every token before, and write that of the `count` new ones."""
@@ -288,12 +310,15 @@ class Executor:
         request.to_generate -= 1
         request.tokens.append(sum(request.tokens) % 997)
         if request.to_generate == 0:
-            self._active.remove(request)
-            if self._finish(request):
-                self._saving[request.request_id] = request
-                self._new_saving = [*getattr(self, "_new_saving", []), request.request_id]
-            else:
-                self._release(request)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._active.remove(request)
+        if self._finish(request):
+            self._saving[request.request_id] = request
+            self._new_saving = [*getattr(self, "_new_saving", []), request.request_id]
+        else:
+            self._release(request)
 
     def _nothing_is_saved(self) -> bool:
         ended, self._new_saving = getattr(self, "_new_saving", []), []

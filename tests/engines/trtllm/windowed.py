@@ -119,7 +119,7 @@ class WindowedExecutor(Executor):
             request.sent = [len(table) for table in request.pages]
             scheduled.append((request, count))
         self._forward(pickle.dumps(self.scheduler.build_connector_meta(output)), scheduled)
-        for request, count in scheduled:
+        for request, count in scheduled if not self._fails else ():
             late = self._late(request)
             request.computed += count
             self._move_history(request, request.computed - late)
@@ -132,7 +132,6 @@ class WindowedExecutor(Executor):
         self._lose(request)
         request.begin(len(self.windows))
         request.computed, request.claimed, request.was_sent, request.sent_tokens = 0, 0, False, 0
-        request.py_num_connector_matched_tokens = 0
 
     def replay(self, request: Any) -> None:
         self._active.remove(request)
@@ -273,12 +272,13 @@ class WindowedExecutor(Executor):
         self._overwrite_lost()
         for rank, worker in enumerate(self.workers):
             worker.start_load_kv(stream)
-            for layer in sorted(group_of):
+            for layer in sorted(group_of)[: 1 if self._fails else None]:
                 worker.wait_for_layer_load(layer, stream)
                 for request, count in scheduled:
                     self._attend_within(rank, (group_of[layer], layer), request, count)
                 worker.save_kv_layer(layer, stream)
-            worker.wait_for_save(stream)
+            if not self._fails:
+                worker.wait_for_save(stream)
 
     def _attend_within(self, rank: int, place: tuple[int, int], request: Any, count: int) -> None:
         """Check the layer's KV of every earlier token in the window of the first new one, and write that of the new ones."""
