@@ -12,14 +12,14 @@ from tests.rigs.daemon import Daemon, wait_until
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from kvpool_client.trtllm.claims.claim import BrokenClaim  # noqa: E402
-from tests.engines.trtllm.windowed import WindowedExecutor  # noqa: E402
+from tests.engines.trtllm.standin import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 MIXED = (None, 8)
 FULL, WINDOW = 0, 1
-Start = Callable[..., WindowedExecutor]
+Start = Callable[..., Executor]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def start(start_trtllm: Callable[..., Any]) -> Start:
     return lambda daemon, **args: start_trtllm(daemon, kind="windowed", **args)
 
 
-def _stats(engine: WindowedExecutor) -> dict[str, Any]:
+def _stats(engine: Executor) -> dict[str, Any]:
     return {**engine.scheduler.half.stats(), **engine.workers[0].half.stats()}
 
 
@@ -217,7 +217,7 @@ def test_parts_that_the_runtime_hands_back(
         with pytest.raises(BrokenClaim, match=f"request {request.request_id}"):
             engine.step()  # the engine that goes on all the same is stopped
         engine._active.remove(request)
-        engine._release(request)
+        engine._take_pages(request)
         engine.scheduler.request_finished_by_layer_group(request, [])
     else:
         engine.hand_back(request, start_at, end)

@@ -1,6 +1,6 @@
 """TensorRT-LLM's connector over a real daemon, for engines of every layout: one pool tensor, pages, layer groups with windows.
 
-What is claimed and stored is the same for all of them. Scripted executors check all KV that they read (`standin`, `windowed`).
+What is claimed and stored is the same for all of them. A scripted executor checks all KV that it reads (`standin`).
 """
 
 import signal
