@@ -1,4 +1,4 @@
-"""TensorRT-LLM's connector over a real daemon, driven by a scripted executor that checks all KV it reads (trtllm_standin)."""
+"""TensorRT-LLM's connector over a real daemon, driven by a scripted executor that checks all KV it reads (`standin`)."""
 
 import multiprocessing
 import re

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's second cache manager and attention data parallelism, driven by a scripted executor (trtllm_standin)."""
+"""TensorRT-LLM's second cache manager and attention data parallelism, driven by a scripted executor (`standin`)."""
 
 from collections.abc import Callable
 from typing import Any
