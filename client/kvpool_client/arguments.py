@@ -99,14 +99,13 @@ def check_whole_chunks(layout: Layout, shares: Sequence[Share]) -> None:
 
 
 def by_group(name: str, given: object, layout: Layout) -> Sequence[Any]:
-    """An argument's entry for each of a layout's groups, None where it is not given."""
+    """An argument's entry for each of a layout's groups, None where it is not given. A plain layout is its own only one."""
+    groups = max(1, len(layout.groups))
     if given is None:
-        return [None] * len(layout.groups)
-    if not isinstance(given, Sequence) or len(given) != len(layout.groups):
+        return [None] * groups
+    if not isinstance(given, Sequence) or len(given) != groups:
         found = f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else "")
-        raise InvalidArgument(
-            f"{name} is {found}, expected a sequence with an entry for each of {len(layout.groups)} groups"
-        )
+        raise InvalidArgument(f"{name} is {found}, expected a sequence with an entry for each of {groups} groups")
     return given
 
 

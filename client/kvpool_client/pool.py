@@ -441,7 +441,8 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._blocks(named, cache, block_ids, from_, is_load=False)
-        return self._save_starter.begin(self._save_starter.plan(keys, retention_columns, named, blocks))
+        (save,) = self._save_starter.begin([self._save_starter.plan(keys, retention_columns, named, blocks)])
+        return save
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.
@@ -519,7 +520,7 @@ class Pool:
         self, chunks: Sequence[Sized], cache: Any, block_ids: object, array: object, *, is_load: bool
     ) -> list[EngineBlocks]:
         """The engine memory of the chunks of each group."""
-        if not self.layout.groups:
+        if not self.layout.groups and not isinstance(cache, (list, tuple)):
             return [self._copies.blocks(cache, block_ids, array, chunks=len(chunks[0]), is_load=is_load)]
         given = [
             by_group(name, each, self.layout)

@@ -2,15 +2,15 @@
 
 For engines that name a page by everything before it (SGLang), and may request pages from the middle of a prompt. Two round
 trips save any number of chunks, one leases them, one native job loads them, and looking them up and releasing them takes no
-round trip. A Pool has one. Any thread.
+round trip. These are the verbs of a Pool over several chains: the daemon's hold on one goes from parent to child, and a
+reservation is committed in the order in which it got its slots, while here the first chunks get slots first and are committed
+last, so that they are evicted last. A Pool has one. Any thread.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from kvpool import failpoint
-from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_hit, check_keys, check_lease
 from kvpool_client.copying.cache import Cache
@@ -18,7 +18,7 @@ from kvpool_client.copying.copies import Copies
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.retention import plan_retention
 from kvpool_client.verbs.finder import Finder
-from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.lease import Lease, release_each
 from kvpool_client.verbs.lease_fetcher import LeaseFetcher
 from kvpool_client.verbs.leased_rows import LeasedRows
 from kvpool_client.verbs.load import Load
@@ -99,12 +99,7 @@ class SeparateChunks:
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases, after their running loads. What is released last counts as used last. Idempotent; never raises."""
-        ended = [lease.hold for lease in leases if lease.hold.settle()]
-        for session in {lease.session for lease in ended if lease.session is not None}:
-            if session.is_alive:
-                with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it
-                    failpoint.reach("client.release.before", failpoint.unreachable)
-                    session.drop_leases([lease.id for lease in ended if lease.session is session])
+        release_each([lease.hold for lease in leases])
 
     def save(
         self,
@@ -121,7 +116,7 @@ class SeparateChunks:
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)
             blocks = self._copies.blocks(cache, ids, None, chunks=len(chain), is_load=False)
             planned.append(self._save_starter.plan(chain, retention_columns, [range(len(chain))], [blocks]))
-        return self._save_starter.begin_each(planned)
+        return self._save_starter.begin(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:
         """Copy and publish saves, in their order. The result of each."""

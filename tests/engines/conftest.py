@@ -26,7 +26,6 @@ def start_trtllm(monkeypatch: pytest.MonkeyPatch, weights: str) -> Iterator[Call
     pytest.importorskip("torch", reason="the torch extra is not installed")
     from tests.engines.trtllm.interface import installed
     from tests.engines.trtllm.standin import Executor
-    from tests.engines.trtllm.windowed import WindowedExecutor
 
     engines = []
     with installed() as tools:
@@ -39,12 +38,12 @@ def start_trtllm(monkeypatch: pytest.MonkeyPatch, weights: str) -> Iterator[Call
             kind: str = "plain",
             **args: Any,
         ) -> Executor:
-            made = {"plain": Executor, "windowed": WindowedExecutor}[kind]
+            fields = {"plain": {}, "windowed": {"manager": "v2", "windows": (None, 8)}}[kind]
             given = {**SETTINGS, "SOCKET": daemon.socket, "REVISION": weights, **(settings or {})}
             with monkeypatch.context() as patch:
                 for name, value in given.items():
                     patch.setenv(f"TLLM_KVPOOL_{name}", value)
-                engines.append(made(tools, **args))
+                engines.append(Executor(tools, **{**fields, **args}))
             if warm:
                 engines[-1].warm_up()
             return engines[-1]

@@ -16,8 +16,10 @@ Answer = TypeVar("Answer")
 
 
 def call_each(session: Session, requests: Sequence[object], answer: type[Answer]) -> list[Answer | None]:
-    """The answer to each request; None where the daemon refused one. One round trip for BATCH_MAX of them. Raises as `call`
-    does."""
+    """The answer to each request; None where the daemon refused one of several. One round trip for BATCH_MAX of them. Raises as
+    `call` does."""
+    if len(requests) == 1:
+        return [session.call(requests[0], answer)]
     answers: list[Answer | None] = []
     for bodies in _batches([m.encode(request, 0)[frames.LENGTH.size :] for request in requests]):
         batched = session.call(bm.Batch(bodies), bm.Batched).answers

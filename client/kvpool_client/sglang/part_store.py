@@ -127,7 +127,7 @@ class PartStore:
                     self._counts["late_save_pages"] += min(first + SAVES_AT_ONCE, len(keys))
                     break
                 asked = slice(first, first + SAVES_AT_ONCE)
-                answer[asked] = self._save_some(chains[asked], numbers[asked], retention[asked])
+                answer[asked] = self._save_pages(chains[asked], numbers[asked], retention[asked])
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_set", error)
         return answer
@@ -163,35 +163,35 @@ class PartStore:
     def _load_pages(self, keys: Sequence[str], numbers: Sequence[int], deadline: Deadline) -> int:
         """Leading pages that are in place; after it has returned, nothing writes to a page."""
         good = 0
-        held, pulls = self._lease(keys)
+        held, pulls = self._lease_pages(keys)
         count = len(held)  # the last ones, which are to be copied
         try:
             while count and not deadline.has_passed():
                 end = good + count
                 blocks = [[number] for number in numbers[good:end]]
                 with self._pool.separate.load(held[-count:], self._cache, blocks) as load:
-                    following, pulls_ahead = ([], 0) if pulls else self._lease(keys[end:])
+                    following, pulls_ahead = ([], 0) if pulls else self._lease_pages(keys[end:])
                     held += following
                     good += load.wait(deadline.remaining_s()).chunks
                 if good < end:
                     break
                 if pulls:
-                    following, pulls_ahead = self._lease(keys[end:])
+                    following, pulls_ahead = self._lease_pages(keys[end:])
                     held += following
                 count, pulls = len(following), pulls_ahead
                 done = len(held) - count
                 if done >= HELD_MAX:
-                    self._release(held[:done])
+                    self._release_leases(held[:done])
                     del held[:done]
         finally:
-            self._release(held)
+            self._release_leases(held)
         return good
 
-    def _release(self, leases: Sequence[Lease]) -> None:
+    def _release_leases(self, leases: Sequence[Lease]) -> None:
         """What is released last counts as used last: eviction begins at the last page."""
         self._pool.separate.release(leases[::-1])
 
-    def _lease(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
+    def _lease_pages(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
         """Leases on leading pages, as many as may be leased at once, and how many of them another node has."""
         hits: list[Hit] = []
         pulls = 0
@@ -209,7 +209,7 @@ class PartStore:
                 self._guard.miss("kv_hints", entry.reason)
         return page_retention(extra_info, hints, pages=pages, page_tokens=page_tokens, priority=self._settings.priority)
 
-    def _save_some(
+    def _save_pages(
         self,
         chains: Sequence[KeyChain],
         numbers: Sequence[int],

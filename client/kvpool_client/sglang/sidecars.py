@@ -62,7 +62,7 @@ class Sidecars:
         if before is not None:
             before.close()
 
-    def find(self, name: str) -> PageStore:
+    def find_store(self, name: str) -> PageStore:
         """The pages of a host pool. Raises LookupError for one that is not registered."""
         if name not in self._stores:
             raise LookupError(_UNREGISTERED.format(name=name))
@@ -79,7 +79,7 @@ class Sidecars:
             policy = str(getattr(transfer.hit_policy, "value", transfer.hit_policy))
             if not lengths or policy == BLOCK_GROUPS:
                 continue
-            own = self._own_prefixes(self.find(str(transfer.name)), policy, transfer, keys)
+            own = self._own_prefixes(self.find_store(str(transfer.name)), policy, transfer, keys)
             if own:
                 longest[transfer.name] = own[-1]
             lengths = sorted(set(lengths).intersection(own))

@@ -192,7 +192,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         if self._is_refused(call, len(keys)):
             return [False] * len(keys)
         try:
-            store = self._sidecars.find(name)
+            store = self._sidecars.find_store(name)
         except LookupError as error:
             self._store.refuse(call, str(error), len(keys))
             return [False] * len(keys)

@@ -45,9 +45,9 @@ class Adapters:
         weights = getattr(request, "lora_weights", None)
         place = (int(number), path)
         if weights is not None:
-            self._note(place, _digest_of_arrays(weights, getattr(request, "lora_config", None)))
+            self._remember(place, _digest_of_arrays(weights, getattr(request, "lora_config", None)))
         if place not in self._known and path:
-            self._begin(place, Path(path))
+            self._begin_reading(place, Path(path))
         known = self._known.get(place, "")
         try:
             digest = known if isinstance(known, str) else known.find()
@@ -58,18 +58,18 @@ class Adapters:
         unknown = _UNKNOWN if len(self._known) < ADAPTERS_MAX else _TOO_MANY
         return (f"lora:{digest}", "") if digest else ("", unknown)
 
-    def _begin(self, place: tuple[int, str], path: Path) -> None:
+    def _begin_reading(self, place: tuple[int, str], path: Path) -> None:
         """Begin to read an adapter's weights and its configuration, which scales them, where there are any."""
         try:
             reading = WeightsReading(path, (CONFIGURATION,))
         except LayoutMismatch:
             return
         if reading.has_files:
-            self._note(place, reading)
+            self._remember(place, reading)
         if place in self._known:
             self._reader.begin(reading)
 
-    def _note(self, place: tuple[int, str], known: str | WeightsReading) -> None:
+    def _remember(self, place: tuple[int, str], known: str | WeightsReading) -> None:
         if place in self._known or len(self._known) < ADAPTERS_MAX:
             self._known[place] = known
 

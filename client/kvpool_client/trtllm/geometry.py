@@ -1,7 +1,6 @@
 """Geometry of an engine's KV by layer group, as every rank must have it, and the Layout of the chunks that it makes.
 
-One group of full attention is a plain Layout; several groups, or a window, are a Layout with groups. Nothing here acts; any
-thread.
+Nothing here acts; any thread.
 """
 
 import json
@@ -88,10 +87,10 @@ class Geometry:
         """Tokens of a block in every group."""
         return self.groups[0].tokens_per_block
 
-    @property
-    def has_groups(self) -> bool:
-        """Whether the Layout has groups: one of full attention is a plain one."""
-        return len(self.groups) > 1 or not self.groups[0].is_full
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether a prompt goes on only where the blocks of a window were stored for."""
+        return not all(group.is_full for group in self.groups)
 
     @cached_property
     def is_replicated(self) -> bool:
@@ -103,10 +102,8 @@ class Geometry:
         return 1 if self.is_replicated else ranks
 
     def layout(self, rank: int, ranks: int) -> Layout:
-        """The Layout of a rank's shard."""
+        """The Layout of a rank's shard; of one group of full attention a plain one."""
         own, world = 0 if self.is_replicated else rank, self.shards(ranks)
-        if not self.has_groups:
-            return Layout(chunk_tokens=self.tokens_per_block, rank=own, world=world, **self.groups[0].shape())
         groups = tuple(
             Group(kind=FULL, **group.shape())
             if group.is_full

@@ -27,8 +27,8 @@ class SaveOrder:
     """Save chunks `first_chunk` up to `end` of the prompt `tokens` from `block_ids`, once this step's layers have run.
 
     `priorities`: the engine's priority of each of these chunks. `windows`: of each layer group with a window the chunks to
-    save, before the step's end; its pages may be the engine's again in the next step. Empty for an engine with one group of
-    full attention.
+    save, before the step's end; its pages may be the engine's again in the next step. Of full groups, which save all of the
+    order's chunks, they are empty.
     """
 
     request_id: int
@@ -39,7 +39,7 @@ class SaveOrder:
     end: int
     block_ids: ByGroup
     priorities: tuple[int, ...]
-    windows: ByGroup = ()
+    windows: ByGroup
 
     def followed_by(self, later: "SaveOrder") -> "SaveOrder":
         """One order for both; `later` is of the same request and begins where this one ends."""

@@ -34,7 +34,8 @@ _OTHER_SALT = "salt: the step has another salt than the request; this TensorRT-L
 @dataclass(slots=True)
 class Prompt:
     """One request. `refusal` begins with the word under which it is counted. `tables`: its blocks by layer group; `promised`:
-    the token behind the claim; `junction`: the chunk up to which full groups had it at its lookup, 0 where that was its hit.
+    the token behind the claim, until its first step; `junction`: the chunk up to which full groups had it at its lookup, 0
+    where that was its hit.
 
     Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed.
     """
@@ -72,14 +73,14 @@ class Prompt:
             is_prompt=not is_dummy and not _is_true(request, "is_generation_only_request"),
         )
 
-    def begin(self, first_saved: int) -> None:
+    def begin_steps(self, first_saved: int) -> None:
         """The request is scheduled for the first time, or again from its start."""
         self.tokens.clear()
         self.tables.clear()
         self.priorities.clear()
         self.saved = first_saved
 
-    def advance(self, data: Any) -> None:
+    def add_step(self, data: Any) -> None:
         """Add a step's RequestData. A salt other than the request's own ends the sharing."""
         self.tokens += [int(token) for token in data.new_tokens]
         new_blocks = tables_of(data)
@@ -141,7 +142,7 @@ class Prompt:
                 for group, table, chunks in zip(geometry.groups, self.tables, windows, strict=True)
             ),
             priorities=tuple(self.priorities[first:whole]),
-            windows=windows if geometry.has_groups else (),
+            windows=windows,
         )
 
     def _window(self, number: int, position: int, whole: int, geometry: Geometry) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
     START ──every rank has posted its KV──► MAPPING ──every rank has mapped the staging──► SERVING
 
-Before SERVING nothing is claimed; saves are ordered from the first step on, those of layer groups from MAPPING on. The engine
-asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one
-token to compute, and loads before the forward. All that an iteration does for new requests has one deadline: what is not staged
-by then is computed. Failures are misses, counted and logged once; a promise that the engine breaks where it cannot be served in
-part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
+Before SERVING nothing is claimed; saves of one full group are ordered from the first step on, others from MAPPING on. The
+engine asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves
+one token to compute, and loads before the forward. All that an iteration does for new requests has one deadline: what is not
+staged by then is computed. Failures are misses, counted and logged once; a promise that the engine breaks where it cannot be
+served in part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
 """
 
 import logging
@@ -45,7 +45,7 @@ class SchedulerHalf:
         self._guard = FailureGuard(_log)
         self._board = Board.create(settings.ranks)
         self._geometry: Geometry | None = None
-        # Until all ranks have posted theirs: what an engine with one group of full attention is to save.
+        # Until all ranks have posted theirs: what an engine with one group of full attention is to save. Others leave it.
         self._plain = Geometry((GroupGeometry(1, 1, 1, settings.tokens_per_block, "", is_replicated=False),))
         self._claims: Claims | None = None
         self._is_serving = False
@@ -95,7 +95,7 @@ class SchedulerHalf:
         """The step's plan. Raises what a claim that cannot be ordered raises: the runtime would take it for loaded."""
         self._deadline = None
         saves: list[SaveOrder] = []
-        loads = [order for data in scheduled.new_requests for order in self._begin(data)]
+        loads = [order for data in scheduled.new_requests for order in self._begin_request(data)]
         try:
             self._take_name()
             self._look_at_board()
@@ -143,15 +143,16 @@ class SchedulerHalf:
             return
         before, after = claim.split(gone_to if is_head else gone_from)
         gone, kept = (before, after) if is_head else (after, before)
-        self._claims.give_up(gone)
+        self._claims.give_up_claim(gone)
         prompt.claim = kept if kept.chunks else NO_CLAIM
 
     def reset(self, request: Any) -> None:
         """The request's blocks were freed and it runs again from its start."""
         prompt = self._prompts.get(int(request.request_id))
         if prompt is not None:
-            self._give_up(prompt)
-            prompt.begin(0)
+            self._give_up_claim(prompt)
+            prompt.promised = 0
+            prompt.begin_steps(0)
             if prompt.has_saves:
                 self._dropped.append(prompt.request_id)
 
@@ -160,7 +161,7 @@ class SchedulerHalf:
         prompt = self._prompts.pop(int(request.request_id), None)
         if prompt is None:
             return False
-        self._give_up(prompt)
+        self._give_up_claim(prompt)
         return prompt.has_saves
 
     def stats(self) -> dict[str, int | float | str]:
@@ -190,7 +191,7 @@ class SchedulerHalf:
     def _match(self, request: Any, computed_tokens: int, deadline: Deadline) -> int:
         prompt = Prompt.of(request, self._adapters)
         self._counts["asked_requests"] += 1
-        self._forget(prompt.request_id)
+        self._forget_request(prompt.request_id)
         self._make_room()
         self._prompts[prompt.request_id] = prompt
         block = self._settings.tokens_per_block
@@ -250,14 +251,14 @@ class SchedulerHalf:
         self._cannot_claim = True
         self._guard.miss("claims", error)
 
-    def _begin(self, data: Any) -> list[LoadOrder]:
+    def _begin_request(self, data: Any) -> list[LoadOrder]:
         """The order that carries a new request's claim out, as far as the engine has given blocks for it. Raises
         BrokenClaim."""
         prompt = self._prompts.get(int(data.request_id))
         if prompt is None:
             return []
         claim, prompt.claim = prompt.claim, NO_CLAIM
-        prompt.begin(0)
+        prompt.begin_steps(0)
         if not claim.chunks:
             return []
         assert self._claims is not None
@@ -270,39 +271,40 @@ class SchedulerHalf:
                 raise BrokenClaim(f"the engine goes on behind token {taken}, expected {prompt.promised}, as promised")
             block_ids = held.blocks(tables)
         except BrokenClaim as error:
-            self._claims.give_up(claim)
+            self._claims.give_up_claim(claim)
             if prompt.matched == 0 and claim.is_untaken(tables, self._geometry):
                 return []
             raise BrokenClaim(f"request {prompt.request_id}: {error}") from error
-        self._claims.give_up(rest)
+        self._claims.give_up_claim(rest)
         if not held.chunks:
             return []
-        prompt.begin(held.end)
-        return [LoadOrder(self._claims.order(held), held.slots, block_ids)]
+        prompt.begin_steps(held.end)
+        return [LoadOrder(self._claims.order_claim(held), held.slots, block_ids)]
 
     def _saves_of(self, data: Any, *, is_new: bool) -> list[SaveOrder]:
         prompt = self._prompts.get(int(data.request_id))
         if prompt is None:
             return []
-        prompt.advance(data)
+        prompt.add_step(data)
         if self._settings.refusal:
             return []
         geometry = self._geometry or self._plain
-        # Without windows a position that is too low costs nothing: the next step catches up.
-        position = prompt.position(data) if is_new and geometry.has_groups else int(data.computed_position)
+        position = int(data.computed_position)
+        if is_new:
+            position, prompt.promised = prompt.position(data), 0
         order = prompt.order_save(range(position, position + int(data.num_scheduled_tokens)), geometry)
         return [] if order is None else [order]
 
-    def _give_up(self, prompt: Prompt) -> None:
+    def _give_up_claim(self, prompt: Prompt) -> None:
         if self._claims is not None and prompt.claim.chunks:
-            self._claims.give_up(prompt.claim)
+            self._claims.give_up_claim(prompt.claim)
         prompt.claim = NO_CLAIM
 
-    def _forget(self, request_id: int) -> None:
+    def _forget_request(self, request_id: int) -> None:
         """A request that is looked up again has lost its blocks: its saves end before the blocks are reused."""
         prompt = self._prompts.pop(request_id, None)
         if prompt is not None:
-            self._give_up(prompt)
+            self._give_up_claim(prompt)
             if prompt.has_saves:
                 self._dropped.append(request_id)
 
@@ -310,4 +312,4 @@ class SchedulerHalf:
         """Drop the oldest request where the runtime has ended requests without a call."""
         if len(self._prompts) >= REQUESTS_MAX:
             self._counts["forgotten_requests"] += 1
-            self._forget(next(iter(self._prompts)))
+            self._forget_request(next(iter(self._prompts)))

@@ -31,9 +31,8 @@ from kvpool_client.trtllm.claims.staging import group_offsets
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor
 from kvpool_client.trtllm.plan import NO_BLOCK, LoadOrder, Plan
-from kvpool_client.trtllm.saves.group_saves import GroupSaves
+from kvpool_client.trtllm.saves.rank_saves import RankSaves
 from kvpool_client.trtllm.saves.save_source import SaveSource
-from kvpool_client.trtllm.saves.step_saves import RankSaves, StepSaves
 from kvpool_client.trtllm.saves.window_memory import WindowMemory
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.shared import Board
@@ -121,16 +120,13 @@ class WorkerHalf:
             for number, group in enumerate(pages)
         ]
         is_writer = not geometry.is_replicated or self._rank == 0
-        memory = None
-        if is_writer and geometry.has_groups:
-            memory = WindowMemory(geometry, layout, caches, self._settings.window_bytes)
+        memory = WindowMemory(geometry, layout, caches, self._settings.window_bytes) if is_writer else None
         pool = connect(self._settings, layout)
-        if is_writer:
-            source = SaveSource(pool, caches, self._settings, self._guard)
-            self._saves = StepSaves(source) if memory is None else GroupSaves(source, geometry, memory)
-            self._save_counts = source.counts
+        if memory is not None:
+            source = SaveSource(pool, geometry, caches, memory, self._settings, self._guard)
+            self._saves, self._save_counts = RankSaves(source), source.counts
         self._pool, self._geometry, self._caches = pool, geometry, caches
-        self._is_layerwise = self._settings.is_layerwise and pages[0].is_by_layer and not geometry.has_groups
+        self._is_layerwise = self._settings.is_layerwise and pages[0].is_by_layer and len(pages) == 1
 
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks were freed."""
@@ -145,7 +141,7 @@ class WorkerHalf:
             self._guard.miss("bind_connector_meta", error)
         for request_id in plan.dropped:
             if self._saves is not None:
-                self._saves.drop(request_id)
+                self._saves.drop_request(request_id)
 
     def start_loads(self, stream: Any) -> None:
         """Queue the plan's loads, and reserve room for its saves. Raises what a failing device raises, nothing else."""
@@ -159,7 +155,7 @@ class WorkerHalf:
                 for event in () if self._is_layerwise else self._arrivals:
                     _hold(stream, event)
             if self._saves is not None:
-                self._saves.begin(plan.saves)
+                self._saves.begin_step(plan.saves)
 
     def wait_layer(self, layer: int, stream: Any) -> None:
         """Nothing queued on `stream` from now on runs before this layer's loads have arrived.
@@ -180,7 +176,7 @@ class WorkerHalf:
         if self._saves is None or not self._is_layerwise or not self._has_all_hooks:
             return
         with self._on_stream():
-            self._saves.layer(layer)
+            self._saves.announce_layer(layer)
 
     def finish_step(self, stream: Any) -> None:
         """The forward has been queued whole on `stream`: its saves go on in the background, but for what the next step may
@@ -194,12 +190,12 @@ class WorkerHalf:
 
     def finished(self, ended: list[int]) -> list[int]:
         """Of the requests that have ended so far, those whose blocks no save reads any more; each once."""
-        self._note_loaded()
+        self._post_loaded()
         if self._saves is not None:
             with self._on_stream():
-                self._saves.go_on()
+                self._saves.advance_saves()
         self._ending += ended
-        busy = set(self._saves.busy()) if self._saves is not None else set()
+        busy = set(self._saves.busy_requests()) if self._saves is not None else set()
         answer = [request_id for request_id in self._ending if request_id not in busy]
         self._ending = [request_id for request_id in self._ending if request_id in busy]
         return answer
@@ -250,7 +246,7 @@ class WorkerHalf:
         events = [self._load_group(number, orders) for number in range(len(self._loads))]
         self._events, self._arrivals = events[0], [of_group[-1] for of_group in events]
         self._loading = orders[-1].sequence
-        self._note_loaded()
+        self._post_loaded()
 
     def _load_group(self, number: int, orders: tuple[LoadOrder, ...]) -> list[Event | None]:
         assert self._geometry is not None
@@ -269,7 +265,7 @@ class WorkerHalf:
         self._loaded_blocks += len(slots)
         return [loads.queue_spread(layer, spread, group.layer_bytes, mark) for layer in range(group.layers)]
 
-    def _note_loaded(self) -> None:
+    def _post_loaded(self) -> None:
         """Post on the board that the staged chunks were read, once the last layer has arrived."""
         if self._loading and self._board is not None and all(_has_passed(event) for event in self._arrivals):
             self._board.set_done(self._rank, self._loading)

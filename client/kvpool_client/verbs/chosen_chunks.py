@@ -35,13 +35,16 @@ def chunks_to_save(
     return tuple(found)
 
 
-def checked_chunks(chosen: Sequence[Sequence[int]], layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
+def checked_chunks(chosen: Sequence[Sequence[int]], layout: Layout, count: int) -> tuple[Sequence[int], ...]:
     """Chunks of each group that a caller has chosen, of `count`. Raises InvalidArgument."""
     parts = layout.group_layouts
     if not isinstance(chosen, Sequence) or len(chosen) != len(parts):
         raise InvalidArgument(f"chosen is {chosen!r:.80}, expected the chunks of each of {len(parts)} groups")
-    found = []
+    found: list[Sequence[int]] = []
     for number, (chunks, part) in enumerate(zip(chosen, parts, strict=True)):
+        if isinstance(chunks, range) and chunks.step == 1 and 0 <= chunks.start <= chunks.stop <= count:
+            found.append(chunks)
+            continue
         named = tuple(chunks)
         are_numbers = all(
             isinstance(chunk, int) and not isinstance(chunk, bool) and 0 <= chunk < count for chunk in named

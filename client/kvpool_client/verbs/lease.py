@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -177,10 +177,7 @@ class LeaseHold:
 
     def release(self) -> None:
         """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
-        if self.settle() and self.session is not None and self.session.is_alive:
-            with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
-                failpoint.reach("client.release.before", failpoint.unreachable)
-                self.session.drop_leases([self.id])
+        release_each([self])
 
     def settle(self) -> bool:
         """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""
@@ -216,3 +213,15 @@ class LeaseHold:
         """The load has ended."""
         with self._lock:
             self._loads.discard(load)
+
+
+def release_each(holds: Sequence[LeaseHold]) -> None:
+    """Wait for the running loads of leases, then end them. Idempotent; never raises."""
+    ended = [hold for hold in holds if hold.settle()]
+    while ended:
+        session, named = ended[0].session, [hold.id for hold in ended if hold.session is ended[0].session]
+        ended = [hold for hold in ended if hold.session is not session]
+        if session is not None and session.is_alive:
+            with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it
+                failpoint.reach("client.release.before", failpoint.unreachable)
+                session.drop_leases(named)

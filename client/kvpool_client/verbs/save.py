@@ -131,6 +131,7 @@ class _Commit:
         self._checksums = bytearray()
         self._tokens = bytearray()
         self.rows: list[tuple[SavedRun, int]] = []
+        self.is_answered = False
 
     @property
     def room(self) -> int:
@@ -152,6 +153,7 @@ class _Commit:
 
     def note(self, states: bytes) -> None:
         """Take the answer: a state for each chunk, or none where the reservation has ended."""
+        self.is_answered = True
         states += bytes([SaveState.EXPIRED]) * (len(self.rows) - len(states))
         for (saved, number), state in zip(self.rows, states, strict=True):
             saved.states[number] = save_state_of(state)
@@ -394,26 +396,12 @@ class Save:
         commits = list(itertools.islice(self._commits(), 2))
         return (self._session, commits[0]) if len(commits) == 1 else None
 
-    def _note_committed(self, commit: _Commit, answer: m.Committed | None) -> None:
-        """Take the answer to a commit of the whole save, or its absence."""
-        if answer is None:
-            self._give_up(SaveState.DISCONNECTED)
-        else:
-            commit.note(answer.states)
-            self._acknowledge_expiry()
-        self._end()
-
     def _commit_reserved(self) -> None:
         assert self._session is not None
         for commit in self._commits():
-            try:
-                failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(commit.request, m.Committed)
-                failpoint.reach("client.save.after_commit", failpoint.unreachable)
-            except KVPoolError:
-                self._give_up(SaveState.DISCONNECTED)
+            _commit_each(self._session, [(self, commit)])
+            if not commit.is_answered:
                 return
-            commit.note(answer.states)
         self._acknowledge_expiry()
 
     def _acknowledge_expiry(self) -> None:
@@ -480,11 +468,24 @@ def publish_each(saves: Sequence[Save]) -> list[SaveResult]:
     commits = {save: ready for save in saves if (ready := save._as_one_commit()) is not None}
     for session in {session for session, _ in commits.values()}:
         mine = [(save, commit) for save, (of, commit) in commits.items() if of is session]
-        answers: list[m.Committed | None] = [None] * len(mine)
-        with contextlib.suppress(KVPoolError):  # each is declined: a commit that is not answered stored nothing
-            failpoint.reach("client.save.before_commit", failpoint.unreachable)
-            answers = call_each(session, [commit.request for _, commit in mine], m.Committed)
-            failpoint.reach("client.save.after_commit", failpoint.unreachable)
-        for (save, commit), answer in zip(mine, answers, strict=True):
-            save._note_committed(commit, answer)
+        _commit_each(session, mine)
+        for save, commit in mine:
+            if commit.is_answered:
+                save._acknowledge_expiry()
+            save._end()
     return [save.wait() for save in saves]
+
+
+def _commit_each(session: Session, commits: Sequence[tuple[Save, _Commit]]) -> None:
+    """Send commits with one round trip for all. A save of which one is not answered is given up: that stored nothing."""
+    answers: list[m.Committed | None] = [None] * len(commits)
+    with contextlib.suppress(KVPoolError):
+        failpoint.reach("client.save.before_commit", failpoint.unreachable)
+        received = call_each(session, [commit.request for _, commit in commits], m.Committed)
+        failpoint.reach("client.save.after_commit", failpoint.unreachable)
+        answers = received
+    for (save, commit), answer in zip(commits, answers, strict=True):
+        if answer is None:
+            save._give_up(SaveState.DISCONNECTED)
+        else:
+            commit.note(answer.states)

@@ -94,22 +94,8 @@ class SaveStarter:
             keys, retention, runs, end_chunk=max((run.chunks[-1] + 1 for run in runs if run.chunks), default=0)
         )
 
-    def begin(self, plan: SavePlan) -> Save:
-        """The planned save. One round trip."""
-        session = self._link.session
-        if session is None or not _has_chunks(plan):
-            return self._saved_nothing(plan, SaveState.DISCONNECTED)
-        asked = self._asked(plan)
-        try:
-            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-            answer = session.call(asked.request, m.Reserved)
-        except KVPoolError as error:
-            self._link.note_failure(session, error)
-            return self._saved_nothing(plan, SaveState.DISCONNECTED)
-        return self._start(session, plan, asked, answer)
-
-    def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
-        """All planned saves. One round trip."""
+    def begin(self, plans: Sequence[SavePlan]) -> list[Save]:
+        """The planned saves. One round trip for all."""
         session = self._link.session
         asked = {number: self._asked(plan) for number, plan in enumerate(plans) if _has_chunks(plan)}
         answers: dict[int, m.Reserved | None] = {}

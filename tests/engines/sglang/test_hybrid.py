@@ -350,7 +350,7 @@ def test_a_page_whose_parts_are_not_all_there_is_none(shared_daemon: Daemon, sta
     """The state of the last page is there, one of its convolutions is not."""
     controller, keys = start_hybrid(shared_daemon, {"mamba": _mamba()}), page_keys(19, 3)
     assert controller.backup(keys)
-    last = controller.backend._sidecars.find("mamba")._parts[1]
+    last = controller.backend._sidecars.find_store("mamba")._parts[1]
     chain = last._pool.keys_from_hashes([bytes.fromhex(keys[2])], block_tokens=1)
     with last._pool.acquire(last._pool.lookup(chain)) as lease:
         lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0])] ^= 1

@@ -67,25 +67,16 @@ def roles_of(planes: int) -> list[str]:
     return ["key", "value"][:planes]
 
 
-def pages_together(tensor: Any, tokens_per_block: int) -> PageLayout:
-    """A pool tensor [blocks, layers, planes, …] as one region: every layer's K and V, in order."""
-    layers, planes = int(tensor.shape[1]), int(tensor.shape[2])
-    buffers = tuple(Buffer(layer, role) for layer in range(layers) for role in roles_of(planes))
-    rows = tensor.view(torch.uint8).reshape(tensor.shape[0], -1)
-    return PageLayout(tokens_per_block, (_full(layers, [Region(rows, buffers)]),))
-
-
-def pages_apart(tensor: Any, tokens_per_block: int) -> PageLayout:
+def regions_apart(tensor: Any) -> list[Region]:
     """A tensor [blocks, layers, planes, …] over memory [blocks, planes, layers, …]: a region for K and one for V."""
     layers, planes = int(tensor.shape[1]), int(tensor.shape[2])
     whole = tensor.permute(0, 2, 1, 3).view(torch.uint8)
     assert whole.is_contiguous()
     rows = whole.reshape(tensor.shape[0], planes, -1)
-    regions = [
+    return [
         Region(rows[:, plane], tuple(Buffer(layer, role) for layer in range(layers)))
         for plane, role in enumerate(roles_of(planes))
     ]
-    return PageLayout(tokens_per_block, (_full(layers, regions),))
 
 
 def group_region(tensor: Any, layers: Sequence[int]) -> Region:
@@ -93,7 +84,3 @@ def group_region(tensor: Any, layers: Sequence[int]) -> Region:
     roles = roles_of(int(tensor.shape[2]))
     buffers = tuple(Buffer(layer, role) for layer in layers for role in roles)
     return Region(tensor.view(torch.uint8).reshape(tensor.shape[0], -1), buffers)
-
-
-def _full(layers: int, regions: list[Region]) -> Group:
-    return Group(0, tuple(reversed(range(layers))), None, tuple(regions))

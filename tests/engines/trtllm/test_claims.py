@@ -34,7 +34,7 @@ class Clock:
     def now_ns(self) -> int:
         return self.ns
 
-    def go_on(self, seconds: float) -> None:
+    def pass_seconds(self, seconds: float) -> None:
         self.ns += round(seconds * 1e9)
 
 
@@ -51,17 +51,17 @@ class StandInPool:
 
     def register(self, *_: Any) -> None: ...
 
-    def lookup(self, keys: Any) -> kv.Hit:
-        chunks = min(CHUNKS, len(keys))
-        return kv.Hit(chunks, chunks * BLOCK, np.ones(chunks, np.uint8), keys)
+    def lookup(self, keys: Any, *, chunks_max: int, is_counted: bool) -> kv.Hit:
+        chunks = min(CHUNKS, chunks_max)
+        return kv.Hit(chunks, chunks * BLOCK, np.ones(chunks, np.uint8), keys, full_chunks=chunks)
 
     def acquire(self, hit: kv.Hit) -> Any:
         self.leases += 1
         self.leased.append(hit.chunks)
-        return SimpleNamespace(chunks=hit.chunks, release=self._release)
+        return SimpleNamespace(chunks=hit.chunks, ranges=(range(hit.chunks),), release=self._release)
 
     def load(self, lease: Any, _: Any, slots: Any, first_chunk: int) -> Any:
-        assert len(slots) == lease.chunks - first_chunk
+        assert [len(of_group) for of_group in slots] == [lease.chunks - first_chunk]
         self.loads += 1
 
         def wait(timeout_s: float) -> Any:
@@ -138,7 +138,7 @@ def test_all_lookups_of_an_iteration_wait_for_one_deadline(start: Start) -> None
     clock = Clock()
 
     def never_ends(timeout_s: float) -> bool:
-        clock.go_on(timeout_s)
+        clock.pass_seconds(timeout_s)
         return False
 
     half, pool = start(clock, never_ends)
@@ -155,7 +155,7 @@ def test_lookups_that_keep_no_request_wait_for_one_deadline_of_a_round_trip(star
     clock = Clock()
 
     def never_ends(timeout_s: float) -> bool:
-        clock.go_on(timeout_s)
+        clock.pass_seconds(timeout_s)
         return False
 
     half, _ = start(clock, never_ends, is_busy=False)
@@ -176,7 +176,7 @@ def test_what_arrives_when_nobody_waits_is_given_back_and_may_be_asked_for_again
     def waiting(_: float) -> bool:
         is_stuck.set()
         while not is_released.wait(LOOK_S):
-            clock.go_on(0.001)
+            clock.pass_seconds(0.001)
         return True
 
     half, pool = start(clock, waiting)
@@ -196,7 +196,7 @@ def test_what_is_verified_at_the_deadline_is_claimed(start: Start, monkeypatch: 
     clock = Clock()
 
     def two_ms(timeout_s: float) -> bool:
-        clock.go_on(min(timeout_s, 0.002))
+        clock.pass_seconds(min(timeout_s, 0.002))
         return timeout_s >= 0.002
 
     half, pool = start(clock, two_ms)

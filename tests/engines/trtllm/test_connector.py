@@ -1,8 +1,7 @@
-"""TensorRT-LLM's connector over a real daemon, driven by a scripted executor that checks all KV it reads (trtllm_standin)."""
+"""TensorRT-LLM's connector over a real daemon, driven by a scripted executor that checks all KV it reads (`standin`)."""
 
 import multiprocessing
 import re
-import signal
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +13,8 @@ import pytest
 
 import kvpool_client as kv
 from kvpool_client.trtllm import Settings
-from kvpool_client.trtllm.saves import save_room
 from kvpool_client.trtllm.shared import Board
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
@@ -38,23 +36,6 @@ def start(start_trtllm: Start) -> Start:
 
 def _stats(engine: Executor) -> dict[str, Any]:
     return {**engine.scheduler.half.stats(), **engine.workers[0].half.stats()}
-
-
-@pytest.mark.parametrize(("ranks", "planes"), [(2, 2), (2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
-def test_a_second_engine_claims_what_the_first_computed(
-    shared_daemon: Daemon, start: Start, ranks: int, planes: int
-) -> None:
-    first = start(shared_daemon, ranks=ranks, planes=planes)
-    cold = first.answer(PROMPT, 6)
-    assert cold[0] == 0
-    second = start(shared_daemon, ranks=ranks, planes=planes)
-    warm = second.answer(PROMPT, 6)
-    assert warm == (28, cold[1])
-    assert first.answer(PROMPT, 6) == (28, cold[1])
-    assert _stats(second)["loaded_blocks"] == 7
-    wait_until(lambda: shared_daemon.stats()["leases"] == 0, "no leases are left")
-    wait_until(lambda: shared_daemon.stats()["reservations"] == 0, "no reservations are left")
-    assert shared_daemon.problems() == []
 
 
 @pytest.mark.gpu
@@ -83,62 +64,12 @@ def test_a_model_whose_hooks_are_skipped_is_served_step_by_step(shared_daemon: D
     assert engine.answer(PROMPT, 6) == (28, cold)
 
 
-def test_decoded_kv_is_stored_for_the_next_turn(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon)
-    _, generated = engine.answer(PROMPT, 15)
-    claimed, _ = engine.answer([*PROMPT, *generated, 5, 6])
-    assert claimed == (30 + 14) // 4 * 4
-
-
-def test_one_token_is_always_left_to_compute(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon)
-    engine.answer(PROMPT[:28])
-    assert engine.answer(PROMPT[:28])[0] == 24
-    assert engine.answer(PROMPT[:29])[0] == 28
-
-
-@pytest.mark.parametrize(("held", "claimed"), [(0, 28), (8, 20), (28, 0), (6, 0)])
-def test_only_what_the_engine_does_not_hold_is_claimed(
-    shared_daemon: Daemon, start: Start, held: int, claimed: int
-) -> None:
-    engine = start(shared_daemon)
-    engine.answer(PROMPT)
-    assert engine.answer(PROMPT, held=held)[0] == claimed
-
-
 def test_a_shared_prefix_is_claimed_and_the_rest_computed_in_steps(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon, step_tokens=5)
     engine.answer(PROMPT, 3)
     other = [*PROMPT[:14], *range(20)]
     assert engine.answer(other, 3)[0] == 12
     assert engine.answer(other, 3)[0] == 32
-
-
-def test_many_requests_at_once(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon, ranks=2, blocks=128, step_tokens=7)
-    prompts = [[number, *PROMPT[: 10 + number], *range(number)] for number in range(8)]
-    cold = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
-    engine.run()
-    warm = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
-    engine.run()
-    assert [request.tokens for request in warm] == [request.tokens for request in cold]
-    assert [request.claimed for request in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
-    assert _stats(engine)["staging_slots_free"] > 0
-
-
-@pytest.mark.parametrize("bound", ["SAVES_MAX", "SAVE_BYTES_MAX"])
-def test_prompts_that_end_in_one_step_are_all_saved_where_few_have_room_at_once(
-    shared_daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    monkeypatch.setattr(save_room, bound, 1)
-    engine = start(shared_daemon, blocks=128)
-    prompts = [[number, *PROMPT[:13]] for number in range(8)]
-    for prompt in prompts:
-        engine.ask(prompt)
-    engine.run()
-    assert [engine.ask(prompt).claimed for prompt in prompts] == [12] * 8
-    engine.run()
-    assert [_stats(engine)[name] for name in ("declined_blocks", "deferred_saves")] == [0, 7]
 
 
 def test_a_small_staging_cuts_claims_and_gets_its_room_back(shared_daemon: Daemon, start: Start) -> None:
@@ -157,34 +88,6 @@ def test_a_small_staging_cuts_claims_and_gets_its_room_back(shared_daemon: Daemo
     assert engine.answer(PROMPT)[0] == 28
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_daemon_that_dies_costs_claims_and_nothing_else(daemon: Daemon, start: Start, moment: str) -> None:
-    engine = start(daemon, ranks=2)
-    cold = engine.answer(PROMPT, 5)[1]
-    if moment == "before":
-        daemon.kill()
-    if moment == "after":
-        engine.after_match = daemon.kill
-    claimed, generated = engine.answer(PROMPT, 5)
-    engine.after_match = lambda: None
-    assert generated == cold
-    assert claimed == {"before": 0, "after": 28}[moment]
-    daemon.start()
-    engine.warm_up()
-    engine.answer(PROMPT, 5)
-    assert engine.answer(PROMPT, 5) == (28, cold)
-
-
-def test_a_daemon_that_hangs_costs_claims_and_nothing_else(daemon: Daemon, start: Start) -> None:
-    engine = start(daemon, ranks=2, settings={"TIMEOUT_S": "0.5"})
-    cold = engine.answer(PROMPT, 5)[1]
-    daemon.signal(signal.SIGSTOP)
-    assert engine.answer(PROMPT, 5) == (0, cold)
-    daemon.signal(signal.SIGCONT)
-    engine.warm_up()
-    wait_until(lambda: engine.answer(PROMPT, 5) == (28, cold), "the prompt is claimed")
-
-
 def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start: Start) -> None:
     engine = start(daemon, step_tokens=8)
     request = engine.ask(PROMPT, 5)
@@ -196,23 +99,6 @@ def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start:
     engine.warm_up()
     assert engine.answer(PROMPT, 5)[1] == tokens[30:]
     assert engine.answer(PROMPT, 5) == (28, tokens[30:])
-
-
-def test_chunks_on_ssd_alone_are_claimed_once_they_are_in_dram(
-    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    engine = start(daemon)
-    cold = engine.answer(PROMPT, 5)[1]
-    assert daemon.stop() == 0
-    daemon.start()
-    engine.warm_up()
-    pool = engine.workers[0].half._pool
-    wait_until(lambda: pool.lookup(pool.keys(PROMPT)).chunks == 7, "the chunks are found again")
-    assert engine.answer(PROMPT, 5) == (0, cold)
-    wait_until(lambda: (pool.lookup(pool.keys(PROMPT)).tiers == kv.Level.DRAM).all(), "they are in DRAM")
-    assert engine.answer(PROMPT, 5) == (28, cold)
 
 
 def test_chunks_too_large_for_the_daemon_are_never_claimed(start_daemon: Callable[..., Daemon], start: Start) -> None:
@@ -235,17 +121,6 @@ def test_an_engine_without_a_daemon_runs_and_finds_it_when_it_comes(
     assert engine.answer(PROMPT, 5) == (28, cold[1])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_flipped_bit_on_any_rank_is_never_claimed(shared_daemon: Daemon, start: Start, rank: int) -> None:
-    engine = start(shared_daemon, ranks=2)
-    cold = engine.answer(PROMPT, 5)[1]
-    pool = engine.workers[rank].half._pool
-    with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[4]) + 5] ^= 1
-    assert engine.answer(PROMPT, 5) == (16, cold)
-    assert engine.answer(PROMPT, 5) == (28, cold)
-
-
 def test_a_prefix_is_as_long_as_every_rank_has_it(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon, ranks=2)
     cold = engine.answer(PROMPT, 5)[1]
@@ -255,19 +130,6 @@ def test_a_prefix_is_as_long_as_every_rank_has_it(shared_daemon: Daemon, start: 
         assert pool.load(lease, into=np.zeros((lease.chunks, pool.layout.chunk_bytes), np.uint8)).wait().chunks == 2
     assert pool.lookup(pool.keys(PROMPT)).chunks == 2
     assert engine.answer(PROMPT, 5) == (8, cold)
-
-
-def test_two_salts_two_adapters_and_two_models_never_share(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon)
-    assert engine.answer(PROMPT, cache_salt="a")[0] == 0
-    assert engine.answer(PROMPT, cache_salt="b")[0] == 0
-    assert engine.answer(PROMPT)[0] == 0
-    lora: dict[str, Any] = {"lora_task_id": 3, "lora_weights": np.arange(64, dtype=np.float32)}
-    assert engine.answer(PROMPT, **lora)[0] == 0
-    assert engine.answer(PROMPT, cache_salt="a", **lora)[0] == 0
-    assert engine.answer(PROMPT, cache_salt="a")[0] == 28
-    for fields in ({"model": "other"}, {"settings": {"REVISION": "2"}}, {"attn_backend": "FLASHINFER"}, {"ranks": 2}):
-        assert start(shared_daemon, **fields).answer(PROMPT, cache_salt="a")[0] == 0, fields
 
 
 def test_multimodal_prompts_are_not_served(shared_daemon: Daemon, start: Start) -> None:

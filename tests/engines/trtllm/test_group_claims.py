@@ -33,7 +33,7 @@ def test_a_window_needs_what_the_engine_still_has_at_a_blocks_end(window: int) -
 
 def test_one_group_of_full_attention_is_a_plain_layout() -> None:
     geometry = Geometry((_group(),))
-    assert not geometry.has_groups
+    assert not geometry.has_windows
     assert geometry.layout(1, 2) == kv.Layout(
         layers=2,
         kv_heads=1,

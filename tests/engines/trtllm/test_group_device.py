@@ -202,7 +202,7 @@ def test_a_step_does_not_wait_for_its_copies(rank: Rank) -> None:
 
 def test_a_dropped_request_gives_its_slots_back_when_nothing_is_copied_into_them(rank: Rank) -> None:
     saves: Any = rank.half._saves
-    free = saves._memory._windows[WINDOW].free
+    free = saves._source.memory._windows[WINDOW].free
     before = len(free)
     emulated.order("hang 1")
     rank.step(1, forward=rank.stream)

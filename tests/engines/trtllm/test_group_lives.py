@@ -14,7 +14,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from tests.engines.trtllm.windowed import WindowedExecutor  # noqa: E402
+from tests.engines.trtllm.standin import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +25,7 @@ STEPS, SHORT = 120, 30
 class Life:
     """One engine's life."""
 
-    def __init__(self, engine: WindowedExecutor, daemon: Daemon, dice: np.random.Generator) -> None:
+    def __init__(self, engine: Executor, daemon: Daemon, dice: np.random.Generator) -> None:
         self.engine, self.daemon, self.dice = engine, daemon, dice
         self.beginnings = [dice.integers(0, 900, 48).tolist() for _ in range(3)]
 
@@ -85,7 +85,7 @@ class Life:
     ],
 )
 def test_no_layer_ever_attends_to_other_bytes(
-    daemon: Daemon, start_trtllm: Callable[..., WindowedExecutor], seed: int, steps: int
+    daemon: Daemon, start_trtllm: Callable[..., Executor], seed: int, steps: int
 ) -> None:
     dice = np.random.default_rng(seed)
     windows = WINDOWS[seed % len(WINDOWS)]
@@ -115,13 +115,13 @@ def test_no_layer_ever_attends_to_other_bytes(
     assert all(sorted(free) == list(range(160)) for free in engine.free), "the executor has all pages back"
 
 
-def _reclaimed(engine: WindowedExecutor, claims: Any) -> bool:
+def _reclaimed(engine: Executor, claims: Any) -> bool:
     engine._nothing_is_saved()
     engine.scheduler.half._look_at_board()
     return bool(claims._free.free == claims.slots)
 
 
 def _all_free(saves: Any) -> bool:
-    saves.go_on()
-    windows = saves._memory._windows.values()
+    saves.advance_saves()
+    windows = saves._source.memory._windows.values()
     return all(sorted(window.free) == list(range(window.cache.blocks)) for window in windows)

@@ -1,28 +1,25 @@
 """TensorRT-LLM's layer groups over a real daemon, driven by an executor that takes window pages back after every step."""
 
 import logging
-import signal
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from kvpool_client.trtllm.claims.claim import BrokenClaim  # noqa: E402
-from tests.engines.trtllm.windowed import WindowedExecutor  # noqa: E402
+from tests.engines.trtllm.standin import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 MIXED = (None, 8)
 FULL, WINDOW = 0, 1
-Start = Callable[..., WindowedExecutor]
+Start = Callable[..., Executor]
 
 
 @pytest.fixture
@@ -31,43 +28,8 @@ def start(start_trtllm: Callable[..., Any]) -> Start:
     return lambda daemon, **args: start_trtllm(daemon, kind="windowed", **args)
 
 
-def _stats(engine: WindowedExecutor) -> dict[str, Any]:
+def _stats(engine: Executor) -> dict[str, Any]:
     return {**engine.scheduler.half.stats(), **engine.workers[0].half.stats()}
-
-
-def _flip(engine: WindowedExecutor, group: int, chunk: int, rank: int = 0, prompt: Sequence[int] = PROMPT) -> None:
-    """Flip a bit of what the pool has of a chunk in a group, where the hit of the prompt needs it."""
-    pool = engine.workers[rank].half._pool
-    with pool.acquire(pool.lookup(pool.keys(prompt), chunks_max=len(prompt) // 4)) as lease:
-        rows = lease.hold.rows_from(0)[group]
-        lease.hold.session.arena.view()[int(rows.offsets[chunk - lease.ranges[group].start]) + 5] ^= 1
-
-
-@pytest.mark.parametrize(
-    ("windows", "ranks", "planes"),
-    [
-        ((8, None), 2, 2),
-        ((None, 6, 13), 2, 1),
-        ((8,), 1, 2),
-        ((5, 12), 1, 2),
-        ((None, 1), 1, 2),
-        pytest.param((None, 8), 1, 2, marks=pytest.mark.slow),
-        pytest.param((None, 9), 1, 2, marks=pytest.mark.slow),
-        pytest.param((None, 100), 2, 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_second_engine_claims_what_the_first_computed(
-    shared_daemon: Daemon, start: Start, windows: tuple[int | None, ...], ranks: int, planes: int
-) -> None:
-    first = start(shared_daemon, windows=windows, ranks=ranks, planes=planes)
-    cold = first.answer(PROMPT, 6)
-    assert cold[0] == 0
-    second = start(shared_daemon, windows=windows, ranks=ranks, planes=planes)
-    assert second.answer(PROMPT, 6) == (28, cold[1])
-    assert first.answer(PROMPT, 6) == (28, cold[1])
-    wait_until(lambda: shared_daemon.stats()["leases"] == 0, "no leases are left")
-    wait_until(lambda: shared_daemon.stats()["reservations"] == 0, "no reservations are left")
-    assert shared_daemon.problems() == []
 
 
 @pytest.mark.parametrize("step_tokens", [5, 8, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (4, 13))])
@@ -87,23 +49,6 @@ def test_few_chunks_of_windows_are_stored_and_all_of_full_groups(shared_daemon: 
     other = start(shared_daemon, windows=(8,), attn_backend="FLASHINFER")
     other.answer(PROMPT)
     assert shared_daemon.stats()["saved_chunks"] - before == 7 + 2 + 2
-
-
-def test_decoded_kv_is_stored_for_the_next_turn(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon, windows=(None, 6, 13))
-    _, generated = engine.answer(PROMPT, 15)
-    claimed, _ = engine.answer([*PROMPT, *generated, 5, 6])
-    assert claimed == (30 + 14) // 4 * 4
-
-
-@pytest.mark.parametrize("shows_matched", [True, False])
-def test_what_is_computed_behind_a_claim_is_stored(shared_daemon: Daemon, start: Start, shows_matched: bool) -> None:
-    engine = start(shared_daemon, shows_matched=shows_matched)
-    engine.answer(PROMPT)
-    longer = [*PROMPT, *range(40, 60)]
-    assert engine.answer(longer)[0] == 28
-    assert engine.answer([*longer, 1, 2], 3)[0] == (48 if shows_matched else 28)
-    assert engine.answer([*longer, 1, 2], 3)[0] == (48 if shows_matched else 28)
 
 
 def test_a_page_that_a_window_has_passed_is_not_read_where_the_position_came_late(
@@ -142,27 +87,6 @@ def test_where_prompts_part_is_an_end_after_the_second_one(shared_daemon: Daemon
     assert engine.answer([*shared, *range(200, 230)])[0] == 16
 
 
-@pytest.mark.parametrize(("held", "claimed"), [(0, 28), (8, 20), (20, 8), (24, 4), (28, 0), (6, 0)])
-def test_only_what_the_engine_does_not_hold_is_claimed(
-    shared_daemon: Daemon, start: Start, held: int, claimed: int
-) -> None:
-    engine = start(shared_daemon, windows=(None, 8, 14))
-    engine.answer(PROMPT)
-    assert engine.answer(PROMPT, 4, held=held)[0] == claimed
-    assert engine.answer(PROMPT, 4)[0] == 28
-
-
-def test_many_requests_at_once(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon, ranks=2, blocks=128, step_tokens=7, windows=(None, 6))
-    prompts = [[number, *PROMPT[: 10 + number], *range(number)] for number in range(8)]
-    cold = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
-    engine.run()
-    warm = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
-    engine.run()
-    assert [request.tokens for request in warm] == [request.tokens for request in cold]
-    assert [request.claimed for request in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
-
-
 def test_a_copy_of_a_window_that_came_after_the_step_would_be_noticed(
     shared_daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +100,7 @@ def test_a_copy_of_a_window_that_came_after_the_step_would_be_noticed(
         patch.setattr(WindowMemory, "copy_out", lambda *given: late.extend([given]) or [])  # type: ignore[func-returns-value]
         request = engine.ask(PROMPT, 9)
         saves = engine.workers[0].half._saves
-        patch.setattr(type(saves), "go_on", lambda self: None)
+        patch.setattr(type(saves), "advance_saves", lambda self: None)
         while request.to_generate:
             engine.step()
     for given in late:
@@ -201,70 +125,6 @@ def test_an_aborted_and_a_replayed_request_never_save_from_others_pages(shared_d
     assert shared_daemon.problems() == []
 
 
-@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.slow)])
-def test_a_daemon_that_dies_costs_claims_and_nothing_else(daemon: Daemon, start: Start, moment: str) -> None:
-    engine = start(daemon, ranks=2)
-    cold = engine.answer(PROMPT, 5)[1]
-    if moment == "before":
-        daemon.kill()
-    if moment == "after":
-        engine.after_match = daemon.kill
-    claimed, generated = engine.answer(PROMPT, 5)
-    engine.after_match = lambda: None
-    assert generated == cold
-    assert claimed == {"before": 0, "after": 28}[moment]
-    daemon.start()
-    engine.warm_up()
-    engine.answer(PROMPT, 5)
-    assert engine.answer(PROMPT, 5) == (28, cold)
-
-
-def test_a_daemon_that_hangs_costs_claims_and_nothing_else(daemon: Daemon, start: Start) -> None:
-    engine = start(daemon, settings={"TIMEOUT_S": "0.5"})
-    cold = engine.answer(PROMPT, 5)[1]
-    daemon.signal(signal.SIGSTOP)
-    assert engine.answer(PROMPT, 5) == (0, cold)
-    daemon.signal(signal.SIGCONT)
-    engine.warm_up()
-    wait_until(lambda: engine.answer(PROMPT, 5) == (28, cold), "the prompt is claimed")
-
-
-def test_chunks_on_ssd_alone_are_claimed_once_they_are_in_dram(
-    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    engine = start(daemon)
-    cold = engine.answer(PROMPT, 5)[1]
-    assert daemon.stop() == 0
-    daemon.start()
-    engine.warm_up()
-    pool = engine.workers[0].half._pool
-    wait_until(lambda: pool.lookup(pool.keys(PROMPT)).chunks == 7, "the chunks are found again")
-    assert engine.answer(PROMPT, 5) == (0, cold)
-    wait_until(lambda: (pool.lookup(pool.keys(PROMPT)).tiers <= kv.Level.DRAM).all(), "they are in DRAM")
-    assert engine.answer(PROMPT, 5) == (28, cold)
-
-
-@pytest.mark.parametrize(
-    ("rank", "group", "chunk"),
-    [
-        (0, FULL, 4),
-        (1, WINDOW, 6),
-        (0, WINDOW, 5),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, FULL, 4), (0, WINDOW, 6), (1, WINDOW, 5)]),
-    ],
-)
-def test_a_flipped_bit_of_any_group_on_any_rank_is_never_claimed(
-    shared_daemon: Daemon, start: Start, *, rank: int, group: int, chunk: int
-) -> None:
-    engine = start(shared_daemon, ranks=2, step_tokens=16)  # whose first step ends at chunk 4
-    cold = engine.answer(PROMPT, 5)[1]
-    _flip(engine, group, chunk, rank)
-    assert engine.answer(PROMPT, 5) == (16, cold)
-    assert engine.answer(PROMPT, 5) == (28, cold)
-
-
 def test_full_groups_without_their_windows_are_no_hit(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon)
     pool = engine.workers[0].half._pool
@@ -282,20 +142,6 @@ def test_two_divisions_of_the_layers_never_share(shared_daemon: Daemon, start: S
         assert start(shared_daemon, layer_groups=divided).answer(PROMPT)[0] == 0
     assert start(shared_daemon, windows=(None, 12), layer_groups=[[0, 2], [1, 3]]).answer(PROMPT)[0] == 0
     assert start(shared_daemon, layer_groups=[[0, 2], [1, 3]]).answer(PROMPT)[0] == 28
-
-
-def test_salts_are_apart(shared_daemon: Daemon, start: Start) -> None:
-    engine = start(shared_daemon)
-    assert engine.answer(PROMPT, cache_salt="a")[0] == 0
-    assert engine.answer(PROMPT, cache_salt="b")[0] == 0
-    assert engine.answer(PROMPT, cache_salt="a")[0] == 28
-
-
-def test_owners_of_attention_data_parallelism_share(shared_daemon: Daemon, start: Start) -> None:
-    owners = [start(shared_daemon, owner=rank, tensor_parallel_size=2) for rank in range(2)]
-    cold = owners[1].answer(PROMPT, 6)
-    assert owners[0].answer(PROMPT, 6) == (28, cold[1])
-    assert owners[1].answer(PROMPT, 6) == (28, cold[1])
 
 
 def test_scratch_pages_are_refused_in_one_line(
@@ -333,7 +179,7 @@ def test_memory_too_small_for_a_window_is_refused_by_name(
 
 def test_windows_without_room_are_declined_and_cost_a_hit_alone(shared_daemon: Daemon, start: Start) -> None:
     engine = start(shared_daemon)
-    memory = engine.workers[0].half._saves._memory
+    memory = engine.workers[0].half._saves._source.memory
     free = memory._windows[WINDOW].free
     taken = [free.pop() for _ in range(len(free) - 1)]
     cold = engine.answer(PROMPT, 2)[1]
@@ -371,7 +217,7 @@ def test_parts_that_the_runtime_hands_back(
         with pytest.raises(BrokenClaim, match=f"request {request.request_id}"):
             engine.step()  # the engine that goes on all the same is stopped
         engine._active.remove(request)
-        engine._release(request)
+        engine._take_pages(request)
         engine.scheduler.request_finished_by_layer_group(request, [])
     else:
         engine.hand_back(request, start_at, end)

@@ -96,11 +96,11 @@ class Claims:
             self._changed.notify()
         return question.answer()
 
-    def give_up(self, claim: Claim) -> None:
+    def give_up_claim(self, claim: Claim) -> None:
         """Give up a claim, or a part of one, that will not be ordered."""
-        self._free.give_back(claim.slots)
+        self._free.give_back_slots(claim.slots)
 
-    def order(self, claim: Claim) -> int:
+    def order_claim(self, claim: Claim) -> int:
         """The sequence number of the order that carries this claim out."""
         self._last_sequence += 1
         self._ordered.append((self._last_sequence, claim.slots))
@@ -109,7 +109,7 @@ class Claims:
     def reclaim(self, done: int) -> None:
         """Free the slots of every order up to `done`."""
         while self._ordered and self._ordered[0][0] <= done:
-            self._free.give_back(self._ordered.popleft()[1])
+            self._free.give_back_slots(self._ordered.popleft()[1])
 
     def close(self) -> None:
         """End the thread and the connections."""

@@ -83,7 +83,7 @@ class Question:
             self._full_chunks = max(self._full_chunks, full_chunks)
             self._is_unstaged = self._is_unstaged or is_unstaged
 
-    def begin(self, claim: Claim) -> bool:
+    def begin_staging(self, claim: Claim) -> bool:
         """These chunks are staged from now on. False: nobody waits for them. The staging thread."""
         with self._changed:
             if self._is_closed:
@@ -106,7 +106,7 @@ class Question:
             self._claim, rest = self._claim.split(self._staged)
             return rest
 
-    def end(self, *, is_whole: bool) -> None:
+    def end_staging(self, *, is_whole: bool) -> None:
         """No more will be staged; `is_whole`: all that was wanted is. The staging thread."""
         with self._changed:
             self._has_ended = True

@@ -27,7 +27,7 @@ class Slots:
         with self._lock:
             return tuple(len(of_group) for of_group in self._free)
 
-    def take(self, counts: Sequence[int]) -> ByGroup:
+    def take_slots(self, counts: Sequence[int]) -> ByGroup:
         """So many slots of each layer group. Requires: as many are free."""
         with self._lock:
             assert all(count <= len(of_group) for count, of_group in zip(counts, self._free, strict=True))
@@ -35,7 +35,7 @@ class Slots:
                 tuple(of_group.pop() for _ in range(count)) for count, of_group in zip(counts, self._free, strict=True)
             )
 
-    def give_back(self, slots: ByGroup) -> None:
+    def give_back_slots(self, slots: ByGroup) -> None:
         """Free slots that nobody writes or reads."""
         with self._lock:
             for of_group, given in zip(self._free, slots, strict=False):  # no claim has no groups

@@ -1,8 +1,8 @@
 """Stager: copies what DRAM has of a prompt into the staging, with its checksums, for every rank.
 
-A prompt of an engine with one group of full attention is staged piece by piece, so that what is there when time runs out is a
-claim. With layer groups a claim ends where every group of every shard can serve it: full groups have all chunks before that
-end, those with a window the last ones. Where that cannot be staged, an earlier end is tried.
+A claim ends where every group of every shard can serve it: full groups have all chunks before that end, those with a window the
+last ones. Without windows every end is one: a prompt is staged piece by piece, so that what is there when time runs out is a
+claim. Where nothing of it can be staged, the hit that is left is tried.
 
 The staging thread only, but for `close`. Copies per byte: one (arena to staging), by the Pools' native threads.
 """
@@ -54,7 +54,7 @@ class _Piece:
                 self.good = min(self.good, load.wait(deadline.remaining_s()).chunks)
         return max(self.good, self.chunks.start)
 
-    def end(self) -> None:
+    def end_loads(self) -> None:
         """Stop copying and end the leases; after it has returned, nothing is copied."""
         for lease, load in self.begun:
             if load is not None:
@@ -104,12 +104,9 @@ class Stager:
         is_whole = False
         try:
             chains = [pool.keys(question.tokens, salt=question.salt, adapter=question.adapter) for pool in self._pools]
-            if self._geometry.has_groups:
-                is_whole = self._stage_groups(question, chains)
-            else:
-                is_whole = self._stage_plain(question, chains)
+            is_whole = self._stage_prefix(question, chains)
         finally:
-            question.end(is_whole=is_whole)
+            question.end_staging(is_whole=is_whole)
             promoted, self._promoted = self._promoted, []
         for pool, hit in promoted:
             pool.acquire(hit).release()
@@ -119,30 +116,17 @@ class Stager:
         for pool in self._pools:
             pool.close()
 
-    def _stage_plain(self, question: Question, chains: Sequence[KeyChain]) -> bool:
-        """Whether all that has a slot was staged."""
-        first = question.first_chunk
-        hits = [self._hit(pool, chain) for pool, chain in zip(self._pools, chains, strict=True)]
-        found, most = min(hit.chunks for hit in hits), self._most_staged(first, len(chains[0]))
-        question.note_found(is_unstaged=most < found)
-        wanted = range(first, min(most, found))
-        piece_chunks = max(1, PIECE_BYTES // self._geometry.groups[0].chunk_bytes)
-        ends = [*range(first + piece_chunks, wanted.stop, piece_chunks), wanted.stop]
-        return not wanted or self._staged(question, hits, wanted, ends)
-
-    def _stage_groups(self, question: Question, chains: Sequence[KeyChain]) -> bool:
-        """Whether a prefix was staged, or there was time to find that there is none."""
-        first, chunks = question.first_chunk, len(chains[0])
-        most = self._most_staged(first, chunks)
-        for _ in range(ENDS_TRIED_MAX):
-            hits = self._group_hits(question, chains, range(first, most))
+    def _stage_prefix(self, question: Question, chains: Sequence[KeyChain]) -> bool:
+        """Whether all that has a slot was staged, or there was time to find that there is nothing."""
+        first, most = question.first_chunk, len(chains[0])
+        for attempt in range(ENDS_TRIED_MAX):
+            hits = self._hits(question, chains, range(first, most), is_counted=attempt == 0)
             if not hits:
                 return not question.deadline.has_passed()
-            is_unstaged = hits[0].chunks == most < chunks
             most = hits[0].chunks
-            question.note_found(is_unstaged=is_unstaged)
-            if self._staged(question, hits, range(first, most), [most]):
-                return True
+            good = self._stage_chunks(question, hits, range(first, most))
+            if good != first:
+                return good == most
         return False
 
     def _most_staged(self, first_chunk: int, chunks: int) -> int:
@@ -152,76 +136,73 @@ class Stager:
                 chunks = min(chunks, first_chunk + free)
         return chunks
 
-    def _hit(self, pool: Pool, keys: KeyChain) -> Hit:
-        """The hit in DRAM. A lower tier could take longer than anybody waits: what only it has is promoted afterwards."""
-        hit = pool.lookup(keys)
-        slower = np.flatnonzero(hit.tiers > DRAM)
-        if not len(slower):
-            return hit
-        self._promoted.append((pool, hit))
-        return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
+    def _hits(
+        self, question: Question, chains: Sequence[KeyChain], wanted: range, *, is_counted: bool
+    ) -> Sequence[Hit]:
+        """The hits of the shards with one end, in DRAM and with slots; none where that would be no more than the engine has.
 
-    def _group_hits(self, question: Question, chains: Sequence[KeyChain], wanted: range) -> Sequence[Hit]:
-        """The hits of the shards with one end, in DRAM; none where that would be no more than the engine has.
-
-        A chunk in a lower tier is needed by every end behind it that this search comes to: it goes on before that chunk.
+        A lower tier could take longer than anybody waits: a hit ends before a chunk that only it has, which is promoted
+        afterwards. With windows it ends where they were stored for, before that chunk too: every later end needs it.
         """
         most = wanted.stop
         while most > wanted.start and not question.deadline.has_passed():
-            is_first = most == wanted.stop
             hits = [
-                pool.lookup(chain, chunks_max=most, is_counted=is_first)
+                pool.lookup(chain, chunks_max=most, is_counted=is_counted)
                 for pool, chain in zip(self._pools, chains, strict=True)
             ]
-            question.note_found(full_chunks=min(hit.full_chunks for hit in hits))
+            is_counted = False
             slower = [np.flatnonzero(hit.tiers > DRAM) for hit in hits]
-            ends = [int(below[0]) if len(below) else hit.chunks for hit, below in zip(hits, slower, strict=True)]
-            if min(ends) > wanted.start and all(hit.chunks == min(ends) for hit in hits):
+            end = min(int(below[0]) if len(below) else hit.chunks for hit, below in zip(hits, slower, strict=True))
+            most = min(end, self._most_staged(wanted.start, end))
+            question.note_found(full_chunks=min(hit.full_chunks for hit in hits), is_unstaged=most < end)
+            if most > wanted.start and all(hit.chunks == most for hit in hits):
                 return hits
             if not self._promoted:
                 self._promoted = [
                     (pool, hit) for pool, hit, below in zip(self._pools, hits, slower, strict=True) if len(below)
                 ]
-            most = min(ends)
         return ()
 
-    def _staged(self, question: Question, hits: Sequence[Hit], wanted: range, ends: Sequence[int]) -> bool:
-        """Stage the wanted chunks in pieces with these ends, one after the other. Whether all of them are staged."""
+    def _stage_chunks(self, question: Question, hits: Sequence[Hit], wanted: range) -> int:
+        """Stage the wanted chunks. The chunk up to which that was done."""
         groups = self._geometry.groups
         counts = [len(wanted) if group.is_full else min(group.run, len(wanted)) for group in groups]
-        claim = Claim(wanted.start, wanted.stop, self._slots.take(counts))
-        if not question.begin(claim):
-            self._slots.give_back(claim.slots)
-            return False
+        claim = Claim(wanted.start, wanted.stop, self._slots.take_slots(counts))
+        if not question.begin_staging(claim):
+            self._slots.give_back_slots(claim.slots)
+            return wanted.start
         try:
-            good = self._stage(question, hits, claim, ends)
+            return self._stage_claim(question, hits, claim)
         finally:
-            self._slots.give_back(question.take_rest().slots)
-        return good == claim.end
+            self._slots.give_back_slots(question.take_rest().slots)
 
-    def _stage(self, question: Question, hits: Sequence[Hit], claim: Claim, ends: Sequence[int]) -> int:
+    def _stage_claim(self, question: Question, hits: Sequence[Hit], claim: Claim) -> int:
         """The chunk up to which every shard has the claim's in its slots; after it has returned, nothing is copied."""
         good, under_way = claim.first_chunk, deque[_Piece]()
-        starts = iter(zip([claim.first_chunk, *ends], ends, strict=False))
+        block_bytes = sum(group.chunk_bytes for group in self._geometry.groups)
+        size = claim.chunks if self._geometry.has_windows else max(1, PIECE_BYTES // block_bytes)
+        starts = iter(range(claim.first_chunk, claim.end, size))
         try:
             while True:
-                while len(under_way) < PIECES_AT_ONCE and (span := next(starts, None)) is not None:
-                    under_way.append(_Piece(range(*span), span[1]))
-                    self._begin(under_way[-1], hits, claim, question.deadline)
+                while len(under_way) < PIECES_AT_ONCE and (start := next(starts, None)) is not None:
+                    end = min(start + size, claim.end)
+                    under_way.append(_Piece(range(start, end), end))
+                    self._begin_piece(under_way[-1], hits, claim, question.deadline)
                 if not under_way:
                     return good
                 piece = under_way[0]
                 good = piece.wait(question.deadline)
-                piece.end()
+                piece.end_loads()
                 under_way.popleft()
                 if not question.note_staged(good) or good < piece.chunks.stop:
                     return good
         finally:
             for piece in under_way:
-                piece.end()
+                piece.end_loads()
 
-    def _begin(self, piece: _Piece, hits: Sequence[Hit], claim: Claim, deadline: Deadline) -> None:
-        """Lease a piece's chunks and begin to copy them, on every shard; nothing where one has none of them."""
+    def _begin_piece(self, piece: _Piece, hits: Sequence[Hit], claim: Claim, deadline: Deadline) -> None:
+        """Lease a piece's chunks and begin to copy them, on every shard; nothing where one has none of them, or with windows
+        not all: they serve their end alone."""
         start, end = piece.chunks.start, piece.chunks.stop
         for pool, caches, hit in zip(self._pools, self._caches, hits, strict=True):
             if piece.good <= start or deadline.has_passed():
@@ -230,23 +211,20 @@ class Stager:
             lease = pool.acquire(_first(hit, end, pool.layout.chunk_tokens))
             piece.begun.append((lease, None))
             piece.good = min(piece.good, lease.chunks)
-            if self._geometry.has_groups:
-                if lease.chunks != end:
-                    piece.good = start
-                    return
-                ids = self._slots_by_range(claim, lease)
-                piece.begun[-1] = (lease, pool.load(lease, caches, ids, first_chunk=start))
-            elif lease.chunks > start:
-                slots = claim.slots[0][start - claim.first_chunk : lease.chunks - claim.first_chunk]
-                piece.begun[-1] = (lease, pool.load(lease, caches[0], slots, first_chunk=start))
+            if piece.good <= start or (self._geometry.has_windows and lease.chunks != end):
+                piece.good = start
+                return
+            slots = self._slots_of(claim, lease, start)
+            piece.begun[-1] = (lease, pool.load(lease, caches, slots, first_chunk=start))
 
-    def _slots_by_range(self, claim: Claim, lease: Lease) -> list[list[int]]:
-        """The slot of each chunk that a load names: of full groups those of the claim, of others all that the lease has."""
+    def _slots_of(self, claim: Claim, lease: Lease, first_chunk: int) -> list[tuple[int, ...]]:
+        """The slot of each chunk that a load from a chunk on names: of others than full groups all that the lease has, of which
+        the engine may have the first ones."""
         found = []
-        for group, chunks in enumerate(lease.ranges):
-            slots, start = claim.slots[group], claim.start(group)
-            first = claim.first_chunk if self._geometry.groups[group].is_full else chunks.start
-            found.append([slots[at - start] if at >= start else SKIP_BLOCK for at in range(first, chunks.stop)])
+        for number, (group, chunks) in enumerate(zip(self._geometry.groups, lease.ranges, strict=True)):
+            first, start = first_chunk if group.is_full else chunks.start, claim.start(number)
+            skipped = (SKIP_BLOCK,) * max(0, start - first)
+            found.append(skipped + claim.slots[number][max(0, first - start) : chunks.stop - start])
         return found
 
 

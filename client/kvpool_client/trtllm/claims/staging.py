@@ -3,7 +3,7 @@
     shard 0: slots of group 0 │ slots of group 1 │ …   shard 1: …          a slot: a chunk, layer by layer
 
 A group with a window needs few chunks of every claim, one of full attention all of them: each has slots for as many claims of a
-length that is a guess. Pure; any thread.
+length that is a guess. Without windows all is of full groups. Pure; any thread.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,9 @@ WINDOW_SHARE_MIN = 0.25
 
 
 def staging_slots(geometry: Geometry, shard_bytes: int) -> tuple[int, ...]:
-    """Slots of each group in one shard's part of the staging. Raises InvalidArgument where a window does not fit."""
+    """Slots of each group in one shard's part of the staging. Raises InvalidArgument where a block of each full group and a
+    window of each other do not fit."""
     groups = geometry.groups
-    if not geometry.has_groups:
-        return (max(1, shard_bytes // groups[0].chunk_bytes),)
     chunks = max(CLAIM_WINDOWS * max(group.run for group in groups), -(-CLAIM_TOKENS // geometry.tokens_per_block))
     window_bytes = sum(group.run * group.chunk_bytes for group in groups)
     full_bytes = sum(group.chunk_bytes for group in groups if group.is_full)
@@ -37,8 +36,8 @@ def staging_slots(geometry: Geometry, shard_bytes: int) -> tuple[int, ...]:
     slots = tuple(left // full_bytes if group.is_full else count for group, count in zip(groups, counts, strict=True))
     if left < full_bytes:
         raise InvalidArgument(
-            f"the staging has {shard_bytes} bytes for each shard, expected at least {window_bytes + full_bytes}, the blocks of "
-            "a window: set TLLM_KVPOOL_STAGING_MIB to a larger number"
+            f"the staging has {shard_bytes} bytes for each shard, expected at least {window_bytes + full_bytes}, a block of "
+            "each layer group, or of its window: set TLLM_KVPOOL_STAGING_MIB to a larger number"
         )
     return slots
 

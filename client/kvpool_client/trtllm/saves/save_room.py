@@ -23,7 +23,7 @@ class SaveRoom:
             f"<SaveRoom {len(self._bytes)} saves of {sum(self._bytes.values())} bytes, {len(self._deferred)} deferred>"
         )
 
-    def take(self, request_id: int, size: int) -> bool:
+    def take_bytes(self, request_id: int, size: int) -> bool:
         """Room for a request's save of so many bytes; False where there is none."""
         is_free = len(self._bytes) < SAVES_MAX and sum(self._bytes.values()) + size <= SAVE_BYTES_MAX
         if not is_free and self._bytes:
@@ -32,13 +32,18 @@ class SaveRoom:
         self._deferred.discard(request_id)
         return True
 
-    def defer(self, request_id: int) -> None:
+    @property
+    def has_deferred(self) -> bool:
+        """Whether saves wait for room: what comes later waits behind them."""
+        return bool(self._deferred)
+
+    def defer_save(self, request_id: int) -> None:
         """Count a save that waits for room, once."""
         if request_id not in self._deferred:
             self._deferred.add(request_id)
             self.deferred_saves += 1
 
-    def give_back(self, request_id: int) -> None:
+    def give_back_bytes(self, request_id: int) -> None:
         """A request's save has ended, or will never begin."""
         self._bytes.pop(request_id, None)
         self._deferred.discard(request_id)

@@ -37,14 +37,14 @@ class _Window:
     """The slots of one layer group. `cache`: over them, from which saves read; `copies`: from the engine's blocks to them."""
 
     geometry: GroupGeometry
-    offset: int
+    memory: PinnedBytes
     free: list[int]
     cache: Cache
     copies: LayerSaves
 
 
 class WindowMemory:
-    """See the module. `caches`: the engine's, of each layer group."""
+    """See the module. Without windows it has no memory. `caches`: the engine's, of each layer group."""
 
     def __init__(self, geometry: Geometry, layout: Layout, caches: Sequence[Cache], size: int) -> None:
         """Raises LayoutMismatch where `size` bytes have no room for a window's blocks of each group, or OSError."""
@@ -56,27 +56,22 @@ class WindowMemory:
                 f"blocks of windows have {size} bytes to wait in, expected at least {least}, a window of each layer group: set "
                 "TLLM_KVPOOL_WINDOW_MIB to a larger number"
             )
-        windows = size // least if least else 0
-        memory = SharedBytes.create("kvpool-windows", max(1, windows * least))
-        side = caches[0].side
-        self._memory = PinnedBytes(memory.mapping(), side.device if side is not None else None)
-        memory.close()
         self._windows: dict[int, _Window] = {}
         self._last: dict[int, Event] = {}  # by layer group, whose copies are on a stream of their own
-        offset = 0
         for number, group in groups.items():
-            count = windows * group.run
-            rows = self._memory.bytes[offset : offset + count * group.chunk_bytes]
-            layers = rows.reshape(count, group.layers, group.layer_bytes)
+            count = size // least * group.run
+            side, shared = caches[number].side, SharedBytes.create("kvpool-windows", count * group.chunk_bytes)
+            memory = PinnedBytes(shared.mapping(), side.device if side is not None else None)
+            shared.close()
+            layers = memory.bytes.reshape(count, group.layers, group.layer_bytes)
             own = Cache(
                 [layers[:, layer] for layer in range(group.layers)],
                 layout.of_group(number),
                 block_tokens=group.tokens_per_block,
                 form="packed",
             )
-            copies = caches[number].layer_saves(self._memory)
-            self._windows[number] = _Window(group, offset, list(range(count)), own, copies)
-            offset += count * group.chunk_bytes
+            copies = caches[number].layer_saves(memory)
+            self._windows[number] = _Window(group, memory, list(range(count)), own, copies)
 
     def __repr__(self) -> str:
         return f"<WindowMemory {sum(len(window.free) for window in self._windows.values())} slots free>"
@@ -85,12 +80,12 @@ class WindowMemory:
         """The slots of a layer group, as blocks that saves read."""
         return self._windows[number].cache
 
-    def take(self, number: int, count: int) -> tuple[int, ...] | None:
+    def take_slots(self, number: int, count: int) -> tuple[int, ...] | None:
         """So many free slots of a layer group; None where there are fewer."""
         free = self._windows[number].free
         return tuple(free.pop() for _ in range(count)) if count <= len(free) else None
 
-    def give_back(self, slots: ByGroup) -> None:
+    def give_back_slots(self, slots: ByGroup) -> None:
         """Free slots that nothing is copied into and that no save reads."""
         for number, window in self._windows.items():
             window.free.extend(slots[number])
@@ -124,17 +119,16 @@ class WindowMemory:
 
     def close(self) -> None:
         """Give the memory back to the driver. Requires: no save reads it."""
-        if all(
-            event.wait(CLOSE_WAIT_S) for event in self._last.values()
-        ):  # memory that a device may still write stays registered
-            self._memory.close()
+        for number, window in self._windows.items():
+            event = self._last.get(number)
+            if event is None or event.wait(CLOSE_WAIT_S):  # memory that a device may still write stays registered
+                window.memory.close()
 
     def _queue(self, window: _Window, pairs: Sequence[tuple[int, int]]) -> Event | None:
         group, copies = window.geometry, window.copies
         slots = np.array([slot for slot, _ in pairs], dtype=np.uint64)
         block_ids = np.array([block for _, block in pairs], dtype=np.int64).tobytes()
-        first = slots * np.uint64(group.chunk_bytes) + np.uint64(window.offset)
-        mark, event = copies.after_engine(), None
+        first, mark, event = slots * np.uint64(group.chunk_bytes), copies.after_engine(), None
         for layer in range(group.layers):
             starts = first + np.uint64(layer * group.layer_bytes)
             event = copies.queue_gather(layer, starts, block_ids, group.layer_bytes, mark=mark)
