@@ -220,5 +220,5 @@ def feed_of(
     from vllm.distributed import kv_events  # the engine that asks for it
 
     part = geometry.event_part
-    make = maker_of(kv_events, part.table if geometry.has_groups else None)
+    make = maker_of(kv_events, part.table if geometry.layout.groups else None)
     return EventFeed(connect(geometry.layout), make, part.block_tokens, guard)

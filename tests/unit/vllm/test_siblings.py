@@ -275,9 +275,9 @@ def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
 
     config = config_of("/x")
     vars(config).update(change)
-    settings, reason = served_loads(Settings(load="sync"), config, has_groups=False)
+    settings, reason = served_loads(Settings(load="sync"), config, may_cut_hits=True)
     assert (settings.load, expected in reason) == ("async" if expected else "sync", True)
-    assert served_loads(Settings(load="async"), config, has_groups=False) == (Settings(load="async"), "")
+    assert served_loads(Settings(load="async"), config, may_cut_hits=True) == (Settings(load="async"), "")
 
 
 def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(

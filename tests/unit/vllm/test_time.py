@@ -18,7 +18,7 @@ from tests.rigs.vllm.setting import StartEngine, start_engine  # noqa: E402 - li
 
 __all__ = ["start_engine"]
 
-ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False)
+ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False, may_be_cut=True)
 
 
 class Clock:

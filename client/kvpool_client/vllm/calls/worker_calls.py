@@ -27,7 +27,6 @@ class WorkerCalls(TimedCalls):
         self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
         self._scheduler_node = ""  # as it was checked last
-        self._has_groups = True
         self._is_quiet = False
         self._late: LateStart | None = None
 
@@ -132,7 +131,7 @@ class WorkerCalls(TimedCalls):
         reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
-            self._worker = AbsentWorker(reason, self._rank, has_groups=self._has_groups)
+            self._worker = AbsentWorker(reason, self._rank)
             self._refused.add(f"refusals_{SEVERAL_NODES}")
 
     def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:

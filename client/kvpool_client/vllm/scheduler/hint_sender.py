@@ -18,6 +18,7 @@ from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.hints.envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 from kvpool_client.vllm.scheduler.request_hints import BESIDE, HintReply, Outcomes, RequestHints
 from kvpool_client.vllm.scheduler.requests import Tracked
@@ -33,8 +34,9 @@ ANNOUNCED_S = 15.0
 class HintSender:
     """See the module."""
 
-    def __init__(self, pool: Pool, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
+    def __init__(self, pool: Pool, geometry: Geometry, *, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
         self._pool = pool
+        self._geometry = geometry
         self._tally = tally
         self._guard = guard
         self._clock = clock
@@ -122,9 +124,8 @@ class HintSender:
         return Outcome("", BESIDE, ACCEPTED, absent)
 
     def _announce(self, keys: KeyChain, tokens: int) -> None:
-        # A hit of groups is not cut: it ends before the token that is computed in any case.
-        most = (tokens - 1) // keys.chunk_tokens if self._pool.layout.groups else None
-        self._add("announced_chunks", self._pool.announce(keys, most).announced)
+        usable = -(-self._geometry.usable_tokens(tokens) // keys.chunk_tokens)
+        self._add("announced_chunks", self._pool.announce(keys, usable).announced)
 
     def _note(self, outcomes: Outcomes) -> None:
         for outcome in outcomes:

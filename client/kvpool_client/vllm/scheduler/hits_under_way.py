@@ -11,13 +11,13 @@ from kvpool_client.vllm.statistics import Tally, sources_of
 
 
 class HitsUnderWay:
-    """See the module. `has_groups`: a load that failed in part brings nothing. Invariant: a request's loads end in their
-    order."""
+    """See the module. `may_cut_hits`: a load that failed in part has brought what came. Invariant: a request's loads end in
+    their order."""
 
-    def __init__(self, tally: Tally, chunk_tokens: int, *, has_groups: bool) -> None:
+    def __init__(self, tally: Tally, chunk_tokens: int, *, may_cut_hits: bool) -> None:
         self._tally = tally
         self._chunk_tokens = chunk_tokens
-        self._has_groups = has_groups
+        self._may_cut_hits = may_cut_hits
         self._promised: dict[str, deque[range]] = {}
         self._outcomes: dict[str, LoadOutcome] = {}
 
@@ -46,7 +46,7 @@ class HitsUnderWay:
         tokens, size = promised.popleft(), self._chunk_tokens
         if not promised:
             del self._promised[request_id]
-        if outcome is None or (self._has_groups and not outcome.is_complete):
+        if outcome is None or not (self._may_cut_hits or outcome.is_complete):
             return
         count = min(tokens.stop, outcome.chunks * size) - tokens.start
         if count > 0:

@@ -80,13 +80,13 @@ class SchedulerHalf:
         )
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
-        self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
+        self._hint_sender = HintSender(pool, geometry, tally=self.tally, guard=guard, clock=self._clock)
         self._is_rehashed = rehashes_sessions()
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, EngineRequest] = {}
         self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
-        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
+        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, may_cut_hits=geometry.may_cut_hits)
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
@@ -164,7 +164,7 @@ class SchedulerHalf:
         entry = self._track(request)
         if entry.has_come_back(request):
             return nothing
-        usable = self._hits.usable_tokens(request.num_tokens)
+        usable = self._geometry.usable_tokens(request.num_tokens)
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if not self._offers.is_known(entry, held_tokens):
@@ -189,7 +189,9 @@ class SchedulerHalf:
         self._offers.end_work()
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker has to report that none of the blocks came.
-            self._loads.append(failing_order(request.request_id, blocks, is_async=self._settings.is_async))
+            self._loads.append(
+                failing_order(request.request_id, blocks, geometry=self._geometry, is_async=self._settings.is_async)
+            )
 
     def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
@@ -316,7 +318,7 @@ class SchedulerHalf:
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
-                self._planner.plan_from(entry, 0 if self._geometry.has_groups else outcome.chunks)
+                self._planner.plan_from(entry, outcome.chunks if self._geometry.may_cut_hits else 0)
         for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
             self._hits_under_way.end(request_id)
         self._acknowledged = max(self._acknowledged, report.failed_step)
@@ -427,7 +429,7 @@ class SchedulerHalf:
             may_save = self._role.may_save and entry.adapter != UNNAMED_ADAPTER
             entry.save_chunks = entry.hints.save_tokens(self._settings.save, prompt) // size if may_save else 0
             entry.boundaries |= boundaries_of(prompt, size)
-            if self._geometry.has_groups and prompt > (end := self.pool.chunks_max) * size:
+            if prompt > (end := self.pool.chunks_max) * size:
                 entry.boundaries.add(end)  # of the longest hit
         entry.extend_keys()
         if is_new:

@@ -62,8 +62,8 @@ class Fetch:
             load.cancel()
 
     def wait_layer(self, layer: int) -> bool:
-        """Wait until the layer is in place in every block; False where it will not come. Of an engine without groups: others
-        load between steps alone."""
+        """Wait until the layer is in place in every block; False where it will not come. REQUIRES: hits may be cut; other
+        engines load between steps alone."""
         load = self._load
         self._waited.add(layer)
         with self._spending():
@@ -111,8 +111,8 @@ class Fetch:
             self._lease.release()
 
     def blocks_without(self, outcome: LoadOutcome) -> set[int]:
-        """The blocks that should have been written and are invalid: the first failed chunk's and all after it. Of an engine
-        without groups: with them a load that fails is reported by its request."""
+        """The blocks that should have been written and are invalid: the first failed chunk's and all after it. REQUIRES: hits
+        may be cut; else a load that fails is reported by its request."""
         block_ids = self.order.block_ids[0]
         chunk_blocks = len(block_ids) // max(1, self.order.chunks - self.order.first_chunk)
         good = max(0, outcome.chunks - self.order.first_chunk) * chunk_blocks

@@ -22,7 +22,6 @@ from kvpool_client.vllm.plan import SaveOrder
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
-from kvpool_client.vllm.worker.group_save_task import GroupSaveTask
 from kvpool_client.vllm.worker.save_task import SaveTask
 
 # Saves under way at once: one copies while another one asks the daemon.
@@ -183,8 +182,7 @@ class Saver:
     def _new(self, order: SaveOrder) -> SaveTask | None:
         if self._memory is None:
             return None
-        kind = GroupSaveTask if self._memory.geometry.has_groups else SaveTask
-        return kind(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
+        return SaveTask(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
     def _commit(self, task: SaveTask) -> bool:
         """Commit a save of this step. Whether it has ended."""

@@ -185,7 +185,7 @@ class WorkerHalf:
         return {fetch.request_id for fetch, _ in ended}
 
     def take_failed(self) -> set[str]:
-        """Requests whose load has failed since the last call, in an engine whose layout has groups."""
+        """Requests whose load has failed since the last call, where vLLM is not notified of blocks."""
         taken, self._failed_loads = self._failed_loads, set()
         return taken
 
@@ -265,10 +265,10 @@ class WorkerHalf:
         self.tally.add("load_seconds", outcome.seconds)
         if not outcome.is_complete:
             self.tally.add(f"short_loads_{outcome.reason}")
-            if self._geometry.has_groups:
-                self._failed_loads.add(fetch.request_id)
-            else:
+            if fetch.order.may_be_cut:
                 self._bad_blocks |= fetch.blocks_without(outcome)
+            else:
+                self._failed_loads.add(fetch.request_id)
             if not fetch.order.is_async:
                 self._failed_step = self._plan.step
 

@@ -109,15 +109,17 @@ def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
 def test_a_chunk_that_one_rank_of_one_stage_does_not_have_is_no_hit(start_engine: StartEngine, rank: int) -> None:
     """The others have all five; the missing one is stored again when it is computed."""
     engine = start_engine(stages=STAGES, ranks=2)
-    save, saved = engine.workers[rank]._worker.pool.save, []
+    memory, saved = engine.workers[rank]._worker._memory, []
+    save = memory.save
 
-    def first_two(keys: kv.KeyChain, cache: kv.Cache, block_ids: Any, **more: Any) -> kv.Save:
+    def first_two(keys: kv.KeyChain, chunks: Any, blocks: Any, retention: Any) -> kv.Save:
         saved.append(keys)
-        blocks = list(block_ids)[: 2 * 2] if len(saved) == 1 else block_ids
-        made: kv.Save = save(keys, cache, blocks, **({**more, "chunks": 2} if len(saved) == 1 else more))
+        if len(saved) == 1:
+            chunks, blocks = [chunks[0][:2]], [blocks[0][: 2 * 2]]
+        made: kv.Save = save(keys, chunks, blocks, retention)
         return made
 
-    engine.workers[rank]._worker.pool.save = first_two
+    memory.save = first_two
     ask(engine, "cold", TOKENS)
     assert saved
     other = start_engine(stages=STAGES, ranks=2)
@@ -214,9 +216,9 @@ def test_a_single_stage_has_unchanged_names_and_keys() -> None:
 
 
 def test_loads_run_between_steps_where_steps_overlap() -> None:
-    assert "pipeline" in broken_recovery(config_of("/x", stages=STAGES), has_groups=False)
-    assert not broken_recovery(config_of("/x"), has_groups=False)
-    assert "different tokens" in broken_recovery(config_of("/x"), has_groups=True)
+    assert "pipeline" in broken_recovery(config_of("/x", stages=STAGES), may_cut_hits=True)
+    assert not broken_recovery(config_of("/x"), may_cut_hits=True)
+    assert "different tokens" in broken_recovery(config_of("/x"), may_cut_hits=False)
 
 
 def without_division(config: Any) -> None:
