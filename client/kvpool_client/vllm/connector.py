@@ -122,7 +122,7 @@ class ConnectorCalls(WorkerCalls):
             self._make_half(config, role, caches, find=find, name=name)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._say_refusal(error, role)
-            self._refused.add(f"refusals_{code_of(error)}")
+            self._refused.count(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role == "WORKER":
                 # The scheduler's half may still plan, and vLLM would wait for what it has planned.
@@ -221,8 +221,8 @@ class ConnectorCalls(WorkerCalls):
         if not isinstance(late, NamedStart) or not late.is_ready:
             return
         self._late = None
-        self._refused.add("weights_bytes_read", late.take_read_bytes())
-        self._timed(BEGIN, None, lambda: late.begin(name=late.name.find))
+        self._refused.count("weights_bytes_read", late.take_read_bytes())
+        self._timed(BEGIN, None, lambda: late.start_half(name=late.name.find))
         if self._scheduler is None:
             return
         self._unsent_name = self._model, self._revision
@@ -279,7 +279,7 @@ class ConnectorCalls(WorkerCalls):
             return
         self._late = None
         count = stage_count(self._vllm_config.parallel_config)  # type: ignore[attr-defined]  # vLLM's base has it
-        self._timed(BEGIN, None, lambda: awaited.begin(find=partial(StageLayers.of_workers, metadata, count)))
+        self._timed(BEGIN, None, lambda: awaited.start_half(find=partial(StageLayers.of_workers, metadata, count)))
         if awaited.blocks is not None:
             self.bind_gpu_block_pool(awaited.blocks)
 
@@ -383,13 +383,13 @@ class ConnectorCalls(WorkerCalls):
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """Counts since the last call."""
         if isinstance(self._late, NamedStart) and self._worker is None:
-            self._refused.add("weights_bytes_read", self._late.take_read_bytes())
-        half, refused = self._scheduler or self._worker, self._refused.take()
+            self._refused.count("weights_bytes_read", self._late.take_read_bytes())
+        half, refused = self._scheduler or self._worker, self._refused.take_counts()
         if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused
-        half.tally.add("engine_seconds", self._inside_ns / NS_PER_S)
+        half.tally.count("engine_seconds", self._inside_ns / NS_PER_S)
         self._inside_ns = 0
-        counted = half.tally.take()
+        counted = half.tally.take_counts()
         return counted.aggregate(refused) if counted is not None and refused is not None else counted or refused
 
     def shutdown(self) -> None:

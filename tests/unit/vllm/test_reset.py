@@ -137,8 +137,8 @@ def test_a_reset_waits_for_both_requests_of_a_save() -> None:
     freed: list[object] = []
     pool: Any = SimpleNamespace(blocks=range(8), touch=lambda _: None, free_blocks=freed.append)
     pins = Pins(1, MonotonicClock(), 2.0)
-    pins.use(pool, drain)
-    assert pins.take([3]) == 1
+    pins.hold_in(pool, drain)
+    assert pins.hold_blocks([3]) == 1
     pins.free_for_reset()
     assert limits[0] > 2 * 2.0, "a save asks the daemon before its copy and after it"
     assert freed == [[3]]

@@ -64,7 +64,7 @@ def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock = Clock()
     fetch = Fetch(ORDER, ticket=0, clock=clock, divided=DividedTime(clock))
     memory = slow_memory(clock)
-    fetch.begin(memory)
+    fetch.begin_load(memory)
     for layer in range(2):
         clock.now += 100 * 10**9
         assert fetch.wait_layer(layer)
@@ -84,8 +84,8 @@ def test_loads_that_a_step_waits_for_together_cost_the_time_that_passes() -> Non
     clock = Clock()
     divided = DividedTime(clock)
     one, other = (Fetch(ORDER, ticket=0, clock=clock, divided=divided) for _ in range(2))
-    one.begin(slow_memory(clock))
-    other.begin(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
+    one.begin_load(slow_memory(clock))
+    other.begin_load(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
     for layer in range(2):
         assert one.wait_layer(layer)
         clock.now += 100 * 10**9
@@ -105,16 +105,16 @@ class StandingPool(SlowPool):
 def test_loads_at_the_same_time_cost_together_what_passes() -> None:
     clock = Clock()
     divided = DividedTime(clock)
-    first = divided.begin()
+    first = divided.begin_load()
     with divided.waiting():
         clock.now += 4 * 10**9
-        second = divided.begin()
+        second = divided.begin_load()
         with divided.waiting():
             clock.now += 6 * 10**9
-        assert divided.end(second) == 3
+        assert divided.end_load(second) == 3
         clock.now += 2 * 10**9
     clock.now += 50 * 10**9
-    assert divided.end(first) == 4 + 3 + 2
+    assert divided.end_load(first) == 4 + 3 + 2
     assert "0 under way, 0 waited for" in repr(divided)
 
 
@@ -127,7 +127,7 @@ def test_a_load_that_fails_to_begin_is_not_under_way_any_more() -> None:
 
     fetch = Fetch(ORDER, ticket=0, clock=clock, divided=divided)
     with pytest.raises(RuntimeError):
-        fetch.begin(SimpleNamespace(pool=SimpleNamespace(claim=broken)))  # type: ignore[arg-type]
+        fetch.begin_load(SimpleNamespace(pool=SimpleNamespace(claim=broken)))  # type: ignore[arg-type]
     assert "1 under way, 0 waited for" in repr(divided)
     fetch.release()
     fetch.release()
@@ -168,7 +168,7 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
         futures[0].set_result(LoadOutcome(2, 2, "complete", 0.1, ORDER.tiers, 0.1))
 
     monkeypatch.setattr(saver_module, "wait_for_futures", wait)
-    half.begin(StepPlan(1, is_idle=is_idle))
+    half.begin_step(StepPlan(1, is_idle=is_idle))
     half._running.append((Fetch(ORDER, ticket=0, clock=Clock(), divided=DividedTime(Clock())), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
     assert waited == ([saver_module.LOOK_S] if is_idle else [])
@@ -185,12 +185,12 @@ def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> 
 
 def test_a_load_that_is_never_reported_delays_nobody_for_ever() -> None:
     loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(tables=None)
-    loads.add(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
+    loads.add_load(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
     assert not loads.has_any_of(hashes, 1)
     assert loads.has_any_of(hashes, 2)
     assert not loads.has_any_of([b"zero", b"other", b"two"], 3)
     for step in range(2, STEPS_MAX + 1):
-        loads.begin(step)
+        loads.begin_step(step)
         assert loads.has_any_of(hashes, 3)
-    loads.begin(STEPS_MAX + 1)
+    loads.begin_step(STEPS_MAX + 1)
     assert not loads.has_any_of(hashes, 3)

@@ -53,7 +53,7 @@ class HitFinder:
         wanted = min(-(-usable // size), self._pool.chunks_max)  # no lease has more
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
-        self._tally.add("lookups")
+        self._tally.count("lookups")
         first = held_tokens // size
         next_chunk = max(chunks, first)  # the first one that would bring more; vLLM may hold a part of it
         if next_chunk < min(wanted, len(entry.keys)):
@@ -104,7 +104,7 @@ class HitFinder:
             if not (is_expected or self._settings.always_load):
                 limit_s = wait_limit_s(missing_tokens, rates=self._rates.rates(), longest_s=limit_s)
             entry.save_wait = Deadline(limit_s, self._clock)
-            self._tally.add("waits_for_another_save")
+            self._tally.count("waits_for_another_save")
         return not entry.save_wait.has_passed()
 
     def _are_being_saved(self, entry: Tracked, *chunks: int) -> bool:

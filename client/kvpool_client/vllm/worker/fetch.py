@@ -1,6 +1,6 @@
 """Fetch: one load order on one rank.
 
-    ORDERED ──begin──► CLAIMED ──finish──► ENDED (LoadOutcome)
+    ORDERED ──begin_load──► CLAIMED ──finish──► ENDED (LoadOutcome)
         └──cancel, an empty claim──► ENDED with nothing
 
 In every case `finish` gives an outcome, the lease is released, and no byte is written to the blocks afterwards. One thread at a
@@ -45,11 +45,11 @@ class Fetch:
         """The id of the request."""
         return self.order.request_id
 
-    def begin(self, memory: EngineMemory) -> None:
+    def begin_load(self, memory: EngineMemory) -> None:
         """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:
             return
-        self._begun_s = self._divided.begin()
+        self._begun_s = self._divided.begin_load()
         with self._spending():
             self._lease = memory.pool.claim(self._ticket)
             if self._lease.chunks != self.order.chunks:
@@ -106,7 +106,7 @@ class Fetch:
     def release(self) -> None:
         """Release the lease: the load is no longer under way. Idempotent."""
         if self._begun_s is not None:
-            self._cost_s, self._begun_s = self._divided.end(self._begun_s), None
+            self._cost_s, self._begun_s = self._divided.end_load(self._begun_s), None
         if self._lease is not None:
             self._lease.release()
 

@@ -40,7 +40,7 @@ class AbsentWorker:
         del tensors
         return True
 
-    def begin(self, plan: StepPlan) -> None:
+    def begin_step(self, plan: StepPlan) -> None:
         """A step begins: its loads fail."""
         self._plan = plan
         if plan.board and not self._board.has_attached:
@@ -52,7 +52,7 @@ class AbsentWorker:
                 self._bad_blocks.update(block for block in order.block_ids[0] if block >= 0)
             else:
                 self._failed_loads.add(order.request_id)
-            self.tally.add("short_loads_no-pool")
+            self.tally.count("short_loads_no-pool")
             if order.is_async:
                 self._finished.add(order.request_id)
             else:

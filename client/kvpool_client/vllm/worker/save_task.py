@@ -113,7 +113,7 @@ class SaveTask:
             self._count("present_chunks", present)
         if "pending" in self._declined and self._declined.keys() <= WAITS_FOR_ANOTHER:
             return False
-        self._end()
+        self._count_declined()
         return True
 
     def waits_for_another(self) -> bool:
@@ -123,15 +123,15 @@ class SaveTask:
     def drop(self) -> None:
         """Drop the order: it was not begun, or not again."""
         self._count("dropped_saves", 1)
-        self._end()
+        self._count_declined()
 
     def abort(self) -> None:
         """Give the order up; after it has returned, nothing reads its blocks."""
         if self._save is not None:
             self._save.abort()
-        self._end()
+        self._count_declined()
 
-    def _end(self) -> None:
+    def _count_declined(self) -> None:
         for reason, count in self._declined.items():
             self._count(f"declined_chunks_{reason}", count)
         self._declined = {}

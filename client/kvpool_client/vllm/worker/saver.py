@@ -70,11 +70,11 @@ class Saver:
         """Whether orders are under way, or have ended and were not reported yet."""
         return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
 
-    def use(self, memory: EngineMemory) -> None:
+    def use_memory(self, memory: EngineMemory) -> None:
         """Set where blocks are read and stored from now on."""
         self._memory = memory
 
-    def begin(self, orders: Sequence[SaveOrder]) -> None:
+    def begin_step(self, orders: Sequence[SaveOrder]) -> None:
         """A step begins. Give up what an unfinished step has left."""
         self.drop()
         self._orders = orders
@@ -106,9 +106,9 @@ class Saver:
             self._guard.call("giving a save up", None, task.abort)
         pinned = [order for order in orders if order.pin]
         for order in pinned:
-            self._end(order)
+            self._end_order(order)
         if self._is_writer:
-            self._tally.add("dropped_saves", len(opened) + len(pinned))
+            self._tally.count("dropped_saves", len(opened) + len(pinned))
 
     def poll(self) -> None:
         """Check the saves that run or wait between steps."""
@@ -119,13 +119,13 @@ class Saver:
             elif not future.result():
                 self._waiting.append(task)
             else:
-                self._settle(task)
+                self._end_task(task)
         waiting, self._waiting = self._waiting, []
         for task in waiting:
             is_held_up = self._guard.call("waiting for another save", False, task.waits_for_another)
             if task.is_late:
                 self._guard.call("giving a save up", None, task.abort)
-                self._settle(task)
+                self._end_task(task)
             elif is_held_up:
                 self._waiting.append(task)
             else:
@@ -190,7 +190,7 @@ class Saver:
         if is_over is None:
             self._guard.call("giving a save up", None, task.abort)
         if is_over is not False:
-            self._count(task)
+            self._count_task(task)
         return is_over is not False
 
     def _try_again(self, task: SaveTask) -> None:
@@ -199,12 +199,12 @@ class Saver:
         if not is_held_up and (not self._did("opening a save", task.open) or self._commit(task)):
             return
         self._unsaved[task.order.request_id] = task.next_chunk
-        self._count(task)
+        self._count_task(task)
 
     def _hand_over(self, order: SaveOrder, mark: Callable[[], None] | None) -> None:
         task = self._new(order) if self._is_writer else None
         if task is None or mark is None:
-            self._end(order)
+            self._end_order(order)
             return
         self._submit_in_turn(task, mark)
 
@@ -234,15 +234,15 @@ class Saver:
             self._guard.call("giving a save up", None, task.abort)
         return is_over is not False
 
-    def _settle(self, task: SaveTask) -> None:
-        self._count(task)
-        self._end(task.order)
+    def _end_task(self, task: SaveTask) -> None:
+        self._count_task(task)
+        self._end_order(task.order)
 
-    def _count(self, task: SaveTask) -> None:
+    def _count_task(self, task: SaveTask) -> None:
         for name, amount in task.counts.items():
-            self._tally.add(name, amount)
+            self._tally.count(name, amount)
 
-    def _end(self, order: SaveOrder) -> None:
+    def _end_order(self, order: SaveOrder) -> None:
         self._ended[order.pin] = self._ended.get(order.pin, 0) + 1
 
     def _mark(self) -> Callable[[], None] | None:

@@ -218,14 +218,14 @@ def test_a_daemon_that_dies_between_lookup_and_load_costs_a_computation(start: S
     engine.requests.append(request)
     engine.scheduler.on_new_request(request)
     kill, half = daemon.kill, engine.worker._worker
-    begin = half._begin
+    begin = half._begin_load
 
     def strike(fetch: Any) -> None:
-        half._begin = begin
+        half._begin_load = begin
         kill()
         begin(fetch)
 
-    half._begin = strike
+    half._begin_load = strike
     engine.step_until(lambda: request not in engine.requests, "it has ended")
     assert request.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1

@@ -265,7 +265,7 @@ def test_a_page_older_than_the_events_read_restores_no_removed_chunk() -> None:
     index = Index(is_strict=False)
 
     def hears() -> bool:
-        for event in feed.take():
+        for event in feed.take_batch():
             index.apply(event)  # type: ignore[arg-type]  # as it was made above
         return set(index.media.get("CPU", ())) == {int.from_bytes(key(number)[-8:], "big") for number in (0, 2, 3)}
 

@@ -181,7 +181,7 @@ def test_every_action_of_an_envelope_is_answered_in_order(start_engine: StartEng
 
 
 def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
-    engine.scheduler._scheduler._hint_sender.count()
+    engine.scheduler._scheduler._hint_sender.move_counts()
     return counted(engine, name) == amount
 
 

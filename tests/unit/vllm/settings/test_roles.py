@@ -187,7 +187,7 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
     assert batches.has_written(NAMES[0]), "nothing runs in micro-batches here"
     split = MicroBatches(3, lambda: True)
     for _ in range(2):
-        split.begin()
+        split.begin_step()
         assert [split.has_written(NAMES[0]) for _ in range(3)] == [False, False, True]
     assert MicroBatches.of(SimpleNamespace()).has_written(NAMES[0])
 

@@ -119,7 +119,7 @@ class SavePlanner:
         """Give up the saves that are held back; how many those were."""
         given_up, self._held_back = self._held_back, []
         for order in given_up:
-            self._pins.let_go(order.pin)
+            self._pins.release_pin(order.pin)
         return len(given_up)
 
     def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], deadline: Deadline) -> None:
@@ -220,7 +220,7 @@ class SavePlanner:
             tokens=entry.token_ids(first * size, end * size),
             retention=entry.hints.retention_of(first * size, end * size),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
-            pin=self._pins.take(list(dict.fromkeys(block for named in blocks for block in named)))
+            pin=self._pins.hold_blocks(list(dict.fromkeys(block for named in blocks for block in named)))
             if self._pins.are_possible
             else 0,
         )
