@@ -8,15 +8,10 @@ import pytest
 
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnverifiedLoad, UnverifiedLoads
+from kvpool_client.vllm.worker import saver as saver_module
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.fetch import Fetch
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from kvpool_client.vllm.worker import saver as saver_module  # noqa: E402 - only where torch is
-from tests.rigs.vllm.setting import StartEngine, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
+from tests.rigs.vllm.setting import StartEngine
 
 ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False, may_be_cut=True)
 
@@ -142,10 +137,8 @@ def test_a_load_that_came_too_late_counts_by_the_pace_of_the_chunks_that_came(ch
 
 
 @pytest.mark.parametrize(("reason", "is_measured"), [("timeout", True), ("corrupt", False), ("gone", False)])
-def test_a_load_that_ends_without_progress_counts_as_slow(
-    reason: str, is_measured: bool, start_engine: StartEngine
-) -> None:
-    half = start_engine().scheduler._scheduler
+def test_a_load_that_ends_without_progress_counts_as_slow(reason: str, is_measured: bool, start: StartEngine) -> None:
+    half = start().scheduler._scheduler
     chunks = 1 + (2 << 20) // half._geometry.layout.chunk_bytes
     before = half._rates.rates().bytes_per_s[1]
     for step in range(1, 3):
@@ -157,9 +150,9 @@ def test_a_load_that_ends_without_progress_counts_as_slow(
 
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
-    is_idle: bool, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    is_idle: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = start_engine().workers[0]._worker
+    half = start().workers[0]._worker
     future: Future[LoadOutcome] = Future()
     waited = []
 
@@ -175,8 +168,8 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
     half._running.clear()
 
 
-def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> None:
-    scheduler = start_engine().scheduler
+def test_the_plan_records_whether_a_step_computes(start: StartEngine) -> None:
+    scheduler = start().scheduler
     running = SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
     step: dict[str, Any] = {"scheduled_new_reqs": [], "scheduled_cached_reqs": running}
     assert scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={})).is_idle
