@@ -1,6 +1,7 @@
 """Time and waiting in the vLLM connector: load time alone is measured, slow loads, steps without tokens."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
 def slow_memory(clock: Clock) -> Any:
     pool: Any = SlowPool(clock)
     return SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
+
+
+@pytest.mark.parametrize(("may_be_cut", "brought"), [(True, 2), (False, 0)])
+def test_a_load_that_may_not_be_cut_has_brought_all_or_nothing(may_be_cut: bool, brought: int) -> None:
+    clock = Clock()
+    order = replace(ORDER, chunks=3, may_be_cut=may_be_cut)
+    fetch = Fetch(order, ticket=0, clock=clock, divided=DividedTime(clock))
+    pool: Any = SlowPool(clock)
+    leased = SimpleNamespace(chunks=3, release=pool.release)
+    fetch.begin_load(SimpleNamespace(pool=SimpleNamespace(claim=lambda _: leased), load=lambda *_: pool))  # type: ignore[arg-type]
+    assert fetch.finish().chunks == brought
 
 
 def test_loads_that_a_step_waits_for_together_cost_the_time_that_passes() -> None:

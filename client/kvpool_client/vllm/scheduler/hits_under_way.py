@@ -11,13 +11,11 @@ from kvpool_client.vllm.statistics import Tally, sources_of
 
 
 class HitsUnderWay:
-    """See the module. `may_cut_hits`: a load that failed in part has brought what came. Invariant: a request's loads end in
-    their order."""
+    """See the module. Invariant: a request's loads end in their order."""
 
-    def __init__(self, tally: Tally, chunk_tokens: int, *, may_cut_hits: bool) -> None:
+    def __init__(self, tally: Tally, chunk_tokens: int) -> None:
         self._tally = tally
         self._chunk_tokens = chunk_tokens
-        self._may_cut_hits = may_cut_hits
         self._promised: dict[str, deque[range]] = {}
         self._outcomes: dict[str, LoadOutcome] = {}
 
@@ -46,7 +44,7 @@ class HitsUnderWay:
         tokens, size = promised.popleft(), self._chunk_tokens
         if not promised:
             del self._promised[request_id]
-        if outcome is None or not (self._may_cut_hits or outcome.is_complete):
+        if outcome is None:
             return
         count = min(tokens.stop, outcome.chunks * size) - tokens.start
         if count > 0:

@@ -86,7 +86,7 @@ class SchedulerHalf:
         self._waiting: dict[str, EngineRequest] = {}
         self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
-        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, may_cut_hits=geometry.may_cut_hits)
+        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens)
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
@@ -320,7 +320,7 @@ class SchedulerHalf:
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
-                self._planner.plan_from(entry, outcome.chunks if self._geometry.may_cut_hits else 0)
+                self._planner.plan_from(entry, outcome.chunks)
         for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
             self._hits_under_way.end_load(request_id)
         self._acknowledged = max(self._acknowledged, report.failed_step)

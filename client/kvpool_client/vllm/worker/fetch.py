@@ -82,14 +82,16 @@ class Fetch:
             load.cancel()
 
     def finish(self) -> LoadOutcome:
-        """Wait until the load has ended, and release the lease. Returns the outcome."""
+        """Wait until the load has ended, and release the lease. Returns the outcome: a load that may not be cut has brought all
+        or nothing."""
         load, wanted = self._load, self.order.chunks
         if load is None:
             chunks, reason = 0, "gone" if self._is_wanted else "cancelled"
         else:
             with self._spending():
                 result = load.wait()
-            chunks, reason = result.chunks, result.reason
+            is_usable = self.order.may_be_cut or result.chunks >= wanted
+            chunks, reason = result.chunks if is_usable else 0, result.reason
         self.release()
         return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers, self._cost_s)
 
