@@ -89,7 +89,7 @@ class Saver:
         if not may_save:
             self.drop()
             return
-        waiting = [task for task in self._opened(may_save=True) if not self._commit(task)]
+        waiting = [task for task in self._opened(may_save=True) if not self._commit_in_step(task)]
         orders, self._orders, self._open = self._orders, (), None
         for task in waiting:
             self._try_again(task)
@@ -184,19 +184,23 @@ class Saver:
             return None
         return SaveTask(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
-    def _commit(self, task: SaveTask) -> bool:
+    def _commit_in_step(self, task: SaveTask) -> bool:
         """Commit a save of this step. Whether it has ended."""
+        if is_over := self._commit_task(task):
+            self._count_task(task)
+        return is_over
+
+    def _commit_task(self, task: SaveTask) -> bool:
+        """Commit a save. Whether it has ended: else it waits for another one."""
         is_over = self._guard.call("ending a save", None, task.commit)
         if is_over is None:
             self._guard.call("giving a save up", None, task.abort)
-        if is_over is not False:
-            self._count_task(task)
         return is_over is not False
 
     def _try_again(self, task: SaveTask) -> None:
         """The step's own saves have ended: orders that waited for one of them can be stored now, the rest is planned again."""
         is_held_up = self._guard.call("waiting for another save", True, task.waits_for_another)
-        if not is_held_up and (not self._did("opening a save", task.open) or self._commit(task)):
+        if not is_held_up and (not self._did("opening a save", task.open) or self._commit_in_step(task)):
             return
         self._unsaved[task.order.request_id] = task.next_chunk
         self._count_task(task)
@@ -229,10 +233,7 @@ class Saver:
         if not is_on or not self._did("opening a save", task.open):
             task.drop()
             return True
-        is_over = self._guard.call("ending a save", None, task.commit)
-        if is_over is None:
-            self._guard.call("giving a save up", None, task.abort)
-        return is_over is not False
+        return self._commit_task(task)
 
     def _end_task(self, task: SaveTask) -> None:
         self._count_task(task)
