@@ -14,14 +14,14 @@ import pytest
 import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_until
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm.worker.save_task import SaveTask  # noqa: E402 - only where torch is
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, start_engine  # noqa: E402 - likewise
+from kvpool_client.vllm.worker.save_task import SaveTask
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, start
 
-__all__ = ["start_engine"]
+__all__ = ["start"]
 pytestmark = pytest.mark.torch
 
 STEPS = 80
@@ -141,14 +141,12 @@ def end(player: Player) -> None:
 
 @pytest.mark.slow
 def test_no_byte_is_wrong_under_random_engine_operations(
-    start_engine: StartEngine, daemon: Daemon, gate: threading.Event, seed: int
+    start: StartEngine, daemon: Daemon, gate: threading.Event, seed: int
 ) -> None:
     chance = random.Random(seed)
     bases = [[chance.randrange(1000) for _ in range(chance.randrange(1, 9) * CHUNK)] for _ in range(4)]
     ranks, replicas = chance.choice([(1, 1), (1, 1), (2, 1), (2, 2)])
-    players = [
-        Player(start_engine(ranks=ranks, replicas=replicas, **options_of(chance)), chance, bases) for _ in range(2)
-    ]
+    players = [Player(start(ranks=ranks, replicas=replicas, **options_of(chance)), chance, bases) for _ in range(2)]
     for _ in range(STEPS):
         chance.choice(players).play()
         if chance.random() < 0.1:
@@ -157,7 +155,7 @@ def test_no_byte_is_wrong_under_random_engine_operations(
     for player in players:
         end(player)
     wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["tickets"] == 0, "nothing is held")
-    fresh = Player(start_engine(ranks=ranks, replicas=replicas, blocks=4096), chance, bases)
+    fresh = Player(start(ranks=ranks, replicas=replicas, blocks=4096), chance, bases)
     asked = [(tokens, salt) for player in players for tokens, salt in player.prompts]
     for number, (tokens, salt) in enumerate(asked):
         fresh.engine.arrive(Request(f"fresh-{number}", [*tokens, 1], cache_salt=salt))

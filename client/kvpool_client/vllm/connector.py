@@ -31,7 +31,7 @@ from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.identity.geometry import geometry_of
 from kvpool_client.vllm.identity.identity import model_name
-from kvpool_client.vllm.identity.parts import align_tokens, has_states, needs_groups
+from kvpool_client.vllm.identity.parts import align_tokens, has_states
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.late_start import NamedStart, StagedStart
 from kvpool_client.vllm.plan import StepPlan, StepReport
@@ -98,7 +98,6 @@ class ConnectorCalls(WorkerCalls):
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model, self._revision = "", ""
         self._reader = WeightsReader(DigestMemory.of_user(os.environ), LOG)
-        self._has_groups = self._guard.call("reading KV cache groups", True, lambda: needs_groups(kv_cache_config))
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._guard.warn_once(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
@@ -123,12 +122,12 @@ class ConnectorCalls(WorkerCalls):
             self._make_half(config, role, caches, find=find, name=name)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._say_refusal(error, role)
-            self._refused.add(f"refusals_{code_of(error)}")
+            self._refused.count(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role == "WORKER":
                 # The scheduler's half may still plan, and vLLM would wait for what it has planned.
                 rank = getattr(config.parallel_config, "rank", 0)
-                self._worker = AbsentWorker(str(error), rank, has_groups=self._has_groups)
+                self._worker = AbsentWorker(str(error), rank)
 
     def _say_refusal(self, error: Exception, role: str) -> None:
         if code_of(error) != one_child.CODE:
@@ -150,7 +149,7 @@ class ConnectorCalls(WorkerCalls):
         if find is None:
             rank = getattr(config.parallel_config, "rank", 0)
             one_child.claim(self, getattr(transfer, "engine_id", None), role, rank)
-            if needs_stage_layers(config, has_groups=self._has_groups, head_groups=self._settings.head_groups):
+            if needs_stage_layers(config, caches, head_groups=self._settings.head_groups):
                 self._await_stages(config, role, caches)
                 return
         layers = find() if find is not None else None
@@ -163,7 +162,7 @@ class ConnectorCalls(WorkerCalls):
             head_groups=self._settings.head_groups,
             stage_layers=layers,
         )
-        settings, reason = served_loads(self._settings, config, has_groups=geometry.has_groups)
+        settings, reason = served_loads(self._settings, config, may_cut_hits=geometry.may_cut_hits)
         if reason:
             guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') nevertheless", reason)
         begin = partial(self._start, config, role, caches, find=find)
@@ -192,7 +191,7 @@ class ConnectorCalls(WorkerCalls):
             )
         self._late = StagedStart(own_layers(caches), partial(self._start, config, role, caches))
         if role == "WORKER":
-            self._worker = AbsentWorker(UNKNOWN_STAGES, config.parallel_config.rank, has_groups=True)
+            self._worker = AbsentWorker(UNKNOWN_STAGES, config.parallel_config.rank)
 
     def _name_now(self, config: EngineConfig, role: str, begin: Callable[..., None]) -> tuple[str, str] | None:
         """The model's name, if it is known soon: else None, and the start waits for it. Raises Unserved.
@@ -204,7 +203,7 @@ class ConnectorCalls(WorkerCalls):
             return name.find()
         if role == "WORKER":
             self._late = NamedStart(name, begin)
-            self._worker = AbsentWorker("", config.parallel_config.rank, has_groups=self._has_groups)
+            self._worker = AbsentWorker("", config.parallel_config.rank)
             return None
         name.revision.begin(self._reader)
         known = self._unsent_name = name.find()
@@ -222,8 +221,8 @@ class ConnectorCalls(WorkerCalls):
         if not isinstance(late, NamedStart) or not late.is_ready:
             return
         self._late = None
-        self._refused.add("weights_bytes_read", late.take_read_bytes())
-        self._timed(BEGIN, None, lambda: late.begin(name=late.name.find))
+        self._refused.count("weights_bytes_read", late.take_read_bytes())
+        self._timed(BEGIN, None, lambda: late.start_half(name=late.name.find))
         if self._scheduler is None:
             return
         self._unsent_name = self._model, self._revision
@@ -280,7 +279,7 @@ class ConnectorCalls(WorkerCalls):
             return
         self._late = None
         count = stage_count(self._vllm_config.parallel_config)  # type: ignore[attr-defined]  # vLLM's base has it
-        self._timed(BEGIN, None, lambda: awaited.begin(find=partial(StageLayers.of_workers, metadata, count)))
+        self._timed(BEGIN, None, lambda: awaited.start_half(find=partial(StageLayers.of_workers, metadata, count)))
         if awaited.blocks is not None:
             self.bind_gpu_block_pool(awaited.blocks)
 
@@ -384,13 +383,13 @@ class ConnectorCalls(WorkerCalls):
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """Counts since the last call."""
         if isinstance(self._late, NamedStart) and self._worker is None:
-            self._refused.add("weights_bytes_read", self._late.take_read_bytes())
-        half, refused = self._scheduler or self._worker, self._refused.take()
+            self._refused.count("weights_bytes_read", self._late.take_read_bytes())
+        half, refused = self._scheduler or self._worker, self._refused.take_counts()
         if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused
-        half.tally.add("engine_seconds", self._inside_ns / NS_PER_S)
+        half.tally.count("engine_seconds", self._inside_ns / NS_PER_S)
         self._inside_ns = 0
-        counted = half.tally.take()
+        counted = half.tally.take_counts()
         return counted.aggregate(refused) if counted is not None and refused is not None else counted or refused
 
     def shutdown(self) -> None:

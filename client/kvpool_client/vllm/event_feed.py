@@ -1,6 +1,6 @@
 """Event feed: the pool's chunks as events in vLLM's own stream.
 
-    daemon's log ──a thread asks──► cut into batches ──`take`, one a step──► vLLM's publisher
+    daemon's log ──a thread asks──► cut into batches ──`take_batch`, one a step──► vLLM's publisher
        a gap ──► AllBlocksCleared (if anything was published before), then all stored chunks, parents before children
     vLLM's own AllBlocksCleared, after a reset of its prefix cache ──► all stored chunks again
 
@@ -9,7 +9,7 @@ engine that is idle for long gets a gap. Blocks are the engine's, named as the d
 (`event_frames`). Level 0 is left out: the engine's own events have it. Invariant: a reader that applies all batches has the
 pool's state at the last one.
 
-The reading thread, but for `take` and `stop`.
+The reading thread, but for `take_batch` and `stop`.
 """
 
 import threading
@@ -81,7 +81,7 @@ class EventFeed:
     def __repr__(self) -> str:
         return f"<EventFeed up to {self._mark.last}, {len(self._ready)} batches ready>"
 
-    def take(self) -> list[object]:
+    def take_batch(self) -> list[object]:
         """The next batch, if one is ready."""
         with self._changed:
             if not self._ready:
@@ -220,5 +220,5 @@ def feed_of(
     from vllm.distributed import kv_events  # the engine that asks for it
 
     part = geometry.event_part
-    make = maker_of(kv_events, part.table if geometry.has_groups else None)
+    make = maker_of(kv_events, part.table if geometry.layout.groups else None)
     return EventFeed(connect(geometry.layout), make, part.block_tokens, guard)

@@ -25,39 +25,39 @@ class LateStart:
         self.tensors: Mapping[str, Tensor] | None = None
         self.blocks: BlockPool | None = None
 
-    def begin_with(self, plan: StepPlan) -> Callable[[], None] | None:
+    def start_with(self, plan: StepPlan) -> Callable[[], None] | None:
         """How a worker begins, where the plan has what it lacks."""
         raise NotImplementedError
 
 
 class StagedStart(LateStart):
-    """`own`: what it shows; `begin`: with what finds the layers of all stages."""
+    """`own`: what it shows; `start_half`: with what finds the layers of all stages."""
 
-    def __init__(self, own: OwnLayers, begin: Callable[..., None]) -> None:
+    def __init__(self, own: OwnLayers, start_half: Callable[..., None]) -> None:
         super().__init__()
         self.own = own
-        self.begin = begin
+        self.start_half = start_half
 
-    def begin_with(self, plan: StepPlan) -> Callable[[], None] | None:
+    def start_with(self, plan: StepPlan) -> Callable[[], None] | None:
         """See LateStart."""
         layers = plan.stage_layers
-        return None if layers is None else lambda: self.begin(find=lambda: layers)
+        return None if layers is None else lambda: self.start_half(find=lambda: layers)
 
 
 class NamedStart(LateStart):
-    """`name`: what is read, `begin`: with what has the name. `has_new_weights`: they were changed in place meanwhile."""
+    """`name`: what is read, `start_half`: with what has the name. `has_new_weights`: they were changed in place meanwhile."""
 
-    def __init__(self, name: ModelName, begin: Callable[..., None]) -> None:
+    def __init__(self, name: ModelName, start_half: Callable[..., None]) -> None:
         super().__init__()
         self.name = name
-        self.begin = begin
+        self.start_half = start_half
         self.has_new_weights = False
         self._taken_bytes = 0
 
-    def begin_with(self, plan: StepPlan) -> Callable[[], None] | None:
+    def start_with(self, plan: StepPlan) -> Callable[[], None] | None:
         """See LateStart."""
         name = plan.name
-        return None if name is None else lambda: self.begin(name=lambda: name)
+        return None if name is None else lambda: self.start_half(name=lambda: name)
 
     @property
     def is_ready(self) -> bool:

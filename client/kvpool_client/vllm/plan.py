@@ -4,6 +4,7 @@ vLLM carries both between processes, so they are plain records of plain values. 
 for its step; of earlier plans a worker retains only running orders. Immutable; any thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvpool.types import TokenRange
@@ -16,7 +17,8 @@ class LoadOrder:
 
     `tickets`: see `Ranks`; none: report the blocks as failed.
     `block_ids`: by part of the engine (see `parts`) the blocks of those chunks, of one that is not full those of the last
-    chunks, −1 where a block is not to be written. `tiers`: the level of each chunk.
+    chunks, −1 where a block is not to be written. `tiers`: the level of each chunk. `may_be_cut`: see `Geometry`; else vLLM is
+    notified of a load that fails by its request alone.
     """
 
     request_id: str
@@ -26,6 +28,7 @@ class LoadOrder:
     block_ids: tuple[tuple[int, ...], ...]
     tiers: bytes
     is_async: bool
+    may_be_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class SaveRetention:
 class SaveOrder:
     """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
 
-    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: by part of the engine the blocks of
-    the saved ones. `windows`: by part the chunks to save of those that are not full; none in an engine of one full part.
+    `hashes`: the engine's hash for each chunk from the root of the prompt on; `chunks`: by part of the engine those to save, in
+    ascending order, and `block_ids` their blocks.
     `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: the
     adapter's name in events. `retention`: what the request asks for, if anything. `pin`: the number under which their blocks
     are held until every rank has reported that it has ended; 0: they are read by no rank after the step.
@@ -54,8 +57,8 @@ class SaveOrder:
     salt: bytes
     adapter: str
     first_chunk: int
+    chunks: tuple[Sequence[int], ...]
     block_ids: tuple[tuple[int, ...], ...]
-    windows: tuple[tuple[int, ...], ...] = ()
     tokens: bytes = b""
     lora_name: str = ""
     retention: SaveRetention | None = None

@@ -21,7 +21,7 @@ class KVPoolStats:
     def __repr__(self) -> str:
         return f"<KVPoolStats {self.data}>"
 
-    def add(self, name: str, amount: Number = 1) -> None:
+    def count(self, name: str, amount: Number = 1) -> None:
         """Count."""
         assert amount >= 0
         if amount:
@@ -38,7 +38,7 @@ class KVPoolStats:
     def aggregate(self, other: "KVPoolStats") -> "KVPoolStats":
         """The sums of both."""
         for name, amount in other.data.items():
-            self.add(name, amount)
+            self.count(name, amount)
         return self
 
     def reduce(self) -> dict[str, Number]:
@@ -57,17 +57,17 @@ class Tally:
         self.totals = KVPoolStats()
         self._unsent = KVPoolStats()
 
-    def add(self, name: str, amount: Number = 1) -> None:
+    def count(self, name: str, amount: Number = 1) -> None:
         """Count."""
-        self.totals.add(name, amount)
-        self._unsent.add(name, amount)
+        self.totals.count(name, amount)
+        self._unsent.count(name, amount)
 
     @property
     def has_news(self) -> bool:
         """Whether anything was counted since the last time."""
         return bool(self._unsent.data)
 
-    def take(self) -> KVPoolStats | None:
+    def take_counts(self) -> KVPoolStats | None:
         """Counts since the last call; None if there are none."""
         if not self.has_news:
             return None

@@ -20,6 +20,7 @@ from tests.faults.rigs import fault_filesystem as faulty
 from tests.rigs.daemon import Daemon, wait_until
 
 StartEngine = Callable[..., Engine]
+Plain = Callable[[Geometry], Engine]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -69,9 +70,7 @@ def start_engine(model: Callable[[Geometry], Path], tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def plain(
-    model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Geometry], Engine]]:
+def plain(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     """The engine without a connector, one for each geometry: its tokens are the right ones."""
     engines: dict[Geometry, Engine] = {}
     with ExitStack() as stack:

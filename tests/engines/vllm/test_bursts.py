@@ -1,14 +1,14 @@
 """Many requests at once: every stored prompt is taken whole, whatever else the step does, and what is computed twice is stored
 once and whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, chunks_in_dram
+from tests.engines.vllm.conftest import Plain, StartEngine, chunks_in_dram
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 
 REQUESTS = 200
@@ -16,7 +16,6 @@ REQUESTS = 200
 PATIENT = {"kvpool.always_load": True, "kvpool.wait_s": 120.0, "kvpool.timeout_s": 60.0}
 # Of a request that ends while half of the blocks are held for saves nothing more is saved.
 ROOMY = {"max_num_seqs": 256, "num_gpu_blocks_override": 4096}
-Plain = Callable[[Geometry], Engine]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Hints in a request's `kv_transfer_params` through a real vLLM, and the pool's events in vLLM's stream of KV events."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ import pytest
 
 from kvpool.router_events.columns import unpack_chunks, unpack_events
 from kvpool.types import DEFAULT_PRIORITY, EventKind, StoredChunk
-from tests.engines.vllm.conftest import StartEngine
+from tests.engines.vllm.conftest import Plain, StartEngine
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.events.router import Index, Router
 
-Plain = Callable[[Geometry], Engine]
 # Requests that run at once; the others wait.
 WAIT_BEHIND = 2
 

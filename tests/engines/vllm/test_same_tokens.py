@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, loaded_tokens, wait_loaded
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, loaded_tokens, wait_loaded
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
 from tests.engines.vllm.rigs.tiny_models import BRAIN, FULL, GROUPED, Geometry
@@ -13,7 +13,6 @@ from tests.rigs.daemon import Daemon
 
 ANSWER = 90
 BRAIN_ANSWER = 4
-Plain = Callable[[Geometry], Engine]
 
 
 @dataclass

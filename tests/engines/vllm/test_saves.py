@@ -6,14 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, wait_served, wait_stored
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, wait_served, wait_stored
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
 from tests.engines.vllm.rigs.spread import median_bounds
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, 512, 48
 ROUNDS, STEP_ROUNDS = 5, 150
 

@@ -1,16 +1,13 @@
 """Several engines on one daemon: engines with equal KV share it, and others never do."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, wait_stored
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, STRANGER, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED, STRANGER
 from tests.rigs.daemon import Daemon
 
-Plain = Callable[[Geometry], Engine]
 ROUNDS = 4
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted
+from tests.engines.vllm.conftest import Plain, StartEngine, counted
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 STUB: dict[str, object] = {
     "kv_connector": "ClaimingStub",
     "kv_connector_module_path": "tests.engines.vllm.rigs.claiming_stub",

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 import torch
 
 STEPS, HEADS, WIDTH, DEPTH = 2, 8, 2, 3

@@ -12,6 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 import torch
 
 from tests.rigs.daemon import wait_until

@@ -121,7 +121,8 @@ class HybridEngine:
         if any(each is not None for each in shown.values()):
             self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(shown)))
         self.shows_tables = shows_tables
-        self.wrong_reads = self.failed = self.blocks_most = 0
+        self.wrong_reads = self.recomputed = self.blocks_most = 0
+        self.on_allocated: Callable[[], None] = lambda: None
         self._arrived: set[str] = set()
         self._received: Counter[str] = Counter()
         self._failed: set[str] = set()
@@ -162,19 +163,21 @@ class HybridEngine:
         for half in (*self.workers, self.scheduler):
             half.shutdown()
 
-    def ask(self, name: str, tokens: list[int], **more: Any) -> Request:
-        """Run one request to its end; the request."""
-        request = Request(name, list(tokens), **more)
-        self.run(request)
-        return request
+    def forget(self) -> None:
+        """It has no prefix cache of its own."""
 
     def run(self, *requests: Request) -> None:
         """Until these requests have ended, and what the connector does behind them."""
-        for request in requests:
-            self.requests.append(request)
-            self.scheduler.on_new_request(request)
+        self.arrive(*requests)
         self.step_until(lambda: not any(request in self.requests for request in requests), "the requests have ended")
         self.settle()
+
+    def arrive(self, *requests: Request) -> None:
+        """Queue requests up."""
+        for request in requests:
+            if request not in self.requests:
+                self.requests.append(request)
+                self.scheduler.on_new_request(request)
 
     def settle(self) -> None:
         """Step on for as long as the connector has work, where no request is left."""
@@ -265,7 +268,7 @@ class HybridEngine:
             request.state = "waiting" if request.is_fresh else "resumed"
             if request.request_id in self._failed:
                 self._failed.discard(request.request_id)
-                self.failed += 1
+                self.recomputed += 1
                 self._release(request)
                 request.num_computed = 0
         if request.num_computed:
@@ -285,6 +288,7 @@ class HybridEngine:
             self._slide(request, external)
             self._allocate(request, external)
         self.scheduler.update_state_after_alloc(request, Tables(self.tables[request]), external)
+        self.on_allocated()
         if external:
             request.state = "loading"
             return False

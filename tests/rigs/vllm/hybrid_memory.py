@@ -7,6 +7,10 @@ the other groups.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 import torch
 
 from tests.rigs.vllm import token_kv

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -12,46 +13,58 @@ from kvpool_client.connection.promise_line import Question
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.hybrid_engine import HybridEngine
 from tests.rigs.vllm.request import BLOCK, Request
 
 CHUNK = 2 * BLOCK
-StartEngine = Callable[..., ScriptedEngine]
+StartEngine = Callable[..., Any]
 
 
 @pytest.fixture
-def start_engine(daemon: Daemon) -> Iterator[StartEngine]:
-    """Starts engines on the test's daemon; at its end none of them has read a wrong byte."""
-    engines: list[ScriptedEngine] = []
+def start(daemon: Daemon) -> Iterator[StartEngine]:
+    """Starts engines on the test's daemon, of several groups of layers where it names their `windows`; at its end none of them
+    has read a wrong byte."""
+    engines: list[Any] = []
     with ExitStack() as stack:
         stack.enter_context(fake_vllm.installed())
         from kvpool_client.vllm import connector
 
-        def start(**options: Any) -> ScriptedEngine:
-            arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__save": "all"}
+        def start_engine(**options: Any) -> Any:
+            kind: Any = HybridEngine if "windows" in options else ScriptedEngine
+            save = "prompt" if "windows" in options else "all"
+            arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__save": save}
             # No test fails where the machine has other things to do for some seconds.
             arguments.update({"kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options})
-            engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
+            engine = kind(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             if engine.scheduler._scheduler is not None:
                 engine.scheduler._scheduler._offers._clock = StillClock()
             stack.callback(engine.close)
+            stack.callback(end_requests, engine)
             engines.append(engine)
             return engine
 
-        yield start
+        yield start_engine
         assert [engine.wrong_reads for engine in engines] == [0] * len(engines)
+
+
+def end_requests(engine: Any) -> None:
+    """End those that a test has left in an engine: their tickets would hold chunks for long."""
+    half = engine.scheduler._scheduler
+    for entry in list(half._requests.values()) if half is not None else ():
+        engine.scheduler.request_finished_all_groups(entry.request, ([],))
 
 
 def prompt(first: int, count: int) -> list[int]:
     return [(first * 7919 + 31 * place) % 1000 for place in range(count)]
 
 
-def counted(engine: ScriptedEngine, name: str) -> float:
+def counted(engine: Any, name: str) -> float:
     halves = [engine.scheduler._scheduler, *(worker._worker for worker in engine.workers)]
     total: float = sum(half.tally.totals.data.get(name, 0) for half in halves)
     return total
 
 
-def ask(engine: ScriptedEngine, name: str, tokens: list[int], **more: Any) -> Request:
+def ask(engine: Any, name: str, tokens: list[int], **more: Any) -> Request:
     """Run one request to its end with nothing in the engine's own cache; the request."""
     engine.forget()
     request = Request(name, list(tokens), **more)
@@ -98,6 +111,42 @@ def later_clock(engine: ScriptedEngine) -> LaterClock:
         waiting._clock = clock
     half._offers._clock = StillClock(clock)
     return clock
+
+
+def matched(engine: Any, request: Request, held_tokens: int = 0) -> tuple[int | None, bool]:
+    """What the connector answers about a request of which vLLM holds so much."""
+    answer: tuple[int | None, bool] = engine.scheduler.get_num_new_matched_tokens(request, held_tokens)
+    return answer
+
+
+def arrive_with_a_promise(engine: Any, request: Request, held_tokens: int = 0) -> None:
+    """The next step takes the request up with a load."""
+    engine.arrive(request)
+    wait_until(lambda: matched(engine, request, held_tokens)[0] is not None, "the daemon has promised chunks")
+
+
+def keys_of(engine: Any, tokens: list[int], rank: int = 0) -> kv.KeyChain:
+    """The keys of a prompt's chunks on a rank."""
+    pool = engine.workers[rank]._worker.pool
+    keys: kv.KeyChain = pool.keys_from_hashes(Request("keys", tokens).block_hashes, BLOCK, salt=b"")
+    return keys
+
+
+def being_saved(engine: Any, tokens: list[int], first_chunk: int = 0) -> kv.Save:
+    """Another engine's save of a prompt's chunks from one on, reserved and not committed."""
+    pool, keys = engine.workers[0]._worker.pool, keys_of(engine, tokens)
+    source = np.zeros((len(keys) - first_chunk, pool.layout.chunk_bytes), np.uint8)
+    save: kv.Save = pool.save(keys, from_=source, first_chunk=first_chunk)
+    return save
+
+
+def corrupt(engine: Any, tokens: list[int], chunk: int, rank: int = 0, *, layer: int = 1) -> None:
+    """Flip bits of a chunk of a prompt that a rank has stored; `layer`: -1 is its last one."""
+    pool = engine.workers[rank]._worker.pool
+    with pool.acquire(pool.lookup(keys_of(engine, tokens, rank))) as lease:
+        arena = np.asarray(lease.hold.session.arena.view())
+        begin = layer % pool.layout.layers * pool.layout.layer_bytes
+        arena[int(lease.hold.rows.offsets[chunk]) + begin + 3] ^= 16
 
 
 def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:

@@ -1,11 +1,24 @@
 """One daemon for all tests of this folder: each finds it alive and empty, whatever the one before has done to it."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.rigs.daemon import Daemon
+
+with contextlib.suppress(pytest.skip.Exception):  # tests of scripted engines are skipped where torch is not
+    from tests.rigs.vllm.setting import start
+
+__all__ = ["start"]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Scripted engines need torch."""
+    if "start" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.torch)
+
 
 # Of the daemon's statistics: what a test's engines may have left when they are closed.
 LEFT = ("dram.chunks", "leases", "tickets", "reservations")

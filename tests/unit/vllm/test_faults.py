@@ -6,7 +6,6 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -17,43 +16,35 @@ from kvpool_client.engines.load_cost import FittedTime
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import store
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+import torch
+
+from tests.rigs.vllm.engine import Blocks, ScriptedEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import (
     CHUNK,
     StartEngine,
     ask,
+    being_saved,
+    corrupt,
     counted,
     later_clock,
     lose_next_lease,
+    matched,
     prompt,
-    start_engine,
     withhold_answers,
 )
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-def corrupt(engine: ScriptedEngine, chunk: int, rank: int = 0, *, layer: int = 1) -> None:
-    """Flip bits of a stored chunk of TOKENS in the arena."""
-    pool = engine.workers[rank]._worker.pool
-    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
-    with pool.acquire(pool.lookup(keys)) as lease:
-        arena = np.asarray(lease.hold.session.arena.view())
-        arena[int(lease.hold.rows.offsets[chunk]) + layer * pool.layout.layer_bytes + 3] ^= 16
-
-
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("chunk", [0, 2, 4])
-def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: StartEngine, load: str, chunk: int) -> None:
-    engine = start_engine(kvpool__load=load)
+def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start: StartEngine, load: str, chunk: int) -> None:
+    engine = start(kvpool__load=load)
     ask(engine, "cold", TOKENS)
-    corrupt(engine, chunk)
+    corrupt(engine, TOKENS, chunk)
     bad: list[int] = []
     take = engine.workers[0].get_block_ids_with_load_errors
 
@@ -84,38 +75,38 @@ def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("is_corrupt", [False, True])
-def test_chunks_stored_after_a_failed_load_are_right(start_engine: StartEngine, load: str, is_corrupt: bool) -> None:
+def test_chunks_stored_after_a_failed_load_are_right(start: StartEngine, load: str, is_corrupt: bool) -> None:
     """The engine has computed on KV that never came; a fresh engine that loads everything sees only right bytes."""
-    engine = start_engine(kvpool__load=load)
+    engine = start(kvpool__load=load)
     ask(engine, "cold", TOKENS)
     if is_corrupt:
-        corrupt(engine, 1)
+        corrupt(engine, TOKENS, 1)
     else:
         lose_next_lease(engine)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert engine.recomputed == 1
-    assert ask(start_engine(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+    assert ask(start(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_shards_failure_does_not_affect_the_other(start_engine: StartEngine, load: str, rank: int) -> None:
-    engine = start_engine(ranks=2, kvpool__load=load)
+def test_one_shards_failure_does_not_affect_the_other(start: StartEngine, load: str, rank: int) -> None:
+    engine = start(ranks=2, kvpool__load=load)
     ask(engine, "cold", TOKENS)
     lose_next_lease(engine, rank)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert engine.recomputed == 1
     assert counted(engine, "hit_tokens") == 0, "one shard's KV spares nothing"
-    fresh = start_engine(ranks=2)
+    fresh = start(ranks=2)
     assert ask(fresh, "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
 
 
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("failing", [0, 1, None])
-def test_a_load_counts_when_its_last_shard_has_ended(start_engine: StartEngine, late: int, failing: int | None) -> None:
-    engine = start_engine(ranks=2)
+def test_a_load_counts_when_its_last_shard_has_ended(start: StartEngine, late: int, failing: int | None) -> None:
+    engine = start(ranks=2)
     ask(engine, "cold", TOKENS)
     if failing is not None:
         lose_next_lease(engine, failing)
@@ -139,9 +130,9 @@ def test_a_load_counts_when_its_last_shard_has_ended(start_engine: StartEngine, 
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, load: str) -> None:
+def test_a_failing_request_is_not_asked_for_again(start: StartEngine, load: str) -> None:
     """A chunk that always fails to load and is always found by a lookup ends no request and causes no endless loop."""
-    engine = start_engine(kvpool__load=load)
+    engine = start(kvpool__load=load)
     ask(engine, "cold", TOKENS)
     pool = engine.workers[0]._worker.pool
     claim = pool.claim
@@ -158,9 +149,9 @@ def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, loa
     assert counted(engine, "hit_tokens") == 0
 
 
-def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start: StartEngine, daemon: Daemon) -> None:
     daemon.kill()
-    engine = start_engine()
+    engine = start()
     assert ask(engine, "away", TOKENS, new_tokens=3).external == 0
     daemon.start()
     for half in (engine.scheduler._scheduler, engine.workers[0]._worker):
@@ -171,11 +162,13 @@ def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine:
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
 
 
-@pytest.mark.parametrize("load", ["async", "sync"])
+@pytest.mark.parametrize(
+    "options", [{"kvpool__load": "async"}, {"kvpool__load": "sync"}, {"windows": (0, 12)}], ids=str
+)
 def test_a_daemon_killed_between_lookup_and_load_is_a_miss(
-    start_engine: StartEngine, daemon: Daemon, load: str
+    start: StartEngine, daemon: Daemon, options: dict[str, Any]
 ) -> None:
-    engine = start_engine(kvpool__load=load)
+    engine = start(**options)
     ask(engine, "cold", TOKENS)
     engine.on_allocated = daemon.kill
     assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
@@ -184,9 +177,9 @@ def test_a_daemon_killed_between_lookup_and_load_is_a_miss(
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
-    start_engine: StartEngine, daemon: Daemon, load: str
+    start: StartEngine, daemon: Daemon, load: str
 ) -> None:
-    engine = start_engine(kvpool__load=load)
+    engine = start(kvpool__load=load)
     ask(engine, "cold", TOKENS)
 
     def restart() -> None:
@@ -201,20 +194,18 @@ def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
     longer = TOKENS + prompt(2, 2 * CHUNK)
     ask(engine, "warm", longer, new_tokens=CHUNK + 2)
     assert engine.recomputed == 1
-    ask(start_engine(), "fresh", longer + prompt(3, 1), new_tokens=2)
+    ask(start(), "fresh", longer + prompt(3, 1), new_tokens=2)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_a_daemon_killed_while_saving_leaves_the_engine_alive(
-    start_engine: StartEngine, daemon: Daemon, layer: int
-) -> None:
-    engine = start_engine()
+def test_a_daemon_killed_while_saving_leaves_the_engine_alive(start: StartEngine, daemon: Daemon, layer: int) -> None:
+    engine = start()
     engine.on_layer = lambda number: daemon.kill() if number == layer and daemon.process.poll() is None else None  # type: ignore[union-attr]
     assert ask(engine, "cold", TOKENS, new_tokens=3).generated == 3
 
 
-def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(kvpool__wait_s=0.05)
+def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(kvpool__wait_s=0.05)
     engine.scheduler._scheduler._offers._clock = MonotonicClock()
     ask(engine, "cold", TOKENS)
     engine.forget()
@@ -229,61 +220,55 @@ def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: S
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
 
 
-def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     withheld = withhold_answers(engine)
     request = Request("late", list(TOKENS))
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert matched(engine, request) == (None, False)
+    assert matched(engine, request) == (None, False)
     withheld.deliver()
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
+    assert matched(engine, request) == (5 * CHUNK, True)
+    assert matched(engine, request) == (5 * CHUNK, True)
     assert withheld.count == 1
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_an_answer_that_comes_late_is_taken_where_the_request_has_not_begun(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=600.0)
+def test_an_answer_that_comes_late_is_taken_where_the_request_has_not_begun(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=600.0)
     clock = later_clock(engine)
     ask(engine, "cold", TOKENS)
     withheld = withhold_answers(engine)
     begun, waiting = (Request(name, list(TOKENS)) for name in ("begun", "waiting"))
     for request in (begun, waiting):
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert matched(engine, request) == (None, False)
     clock.pass_s(301.0)
     for request in (begun, waiting):
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert matched(engine, request) == (0, False)
     engine.scheduler.update_state_after_alloc(begun, Blocks([]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
     withheld.deliver()
-    assert engine.scheduler.get_num_new_matched_tokens(waiting, 0) == (5 * CHUNK, True)
+    assert matched(engine, waiting) == (5 * CHUNK, True)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
-    for request in (begun, waiting):
-        engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_what_is_asked_again_has_all_its_patience_again(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=600.0)
+def test_what_is_asked_again_has_all_its_patience_again(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=600.0)
     clock = later_clock(engine)
     ask(engine, "cold", TOKENS)
     withhold_answers(engine)
     request = Request("patient", list(TOKENS))
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert matched(engine, request) == (None, False)
     clock.pass_s(301.0)
-    assert engine.scheduler.get_num_new_matched_tokens(request, CHUNK) == (None, False), (
-        "vLLM holds more: a new question"
-    )
+    assert matched(engine, request, CHUNK) == (None, False), "vLLM holds more: a new question"
     clock.pass_s(301.0)
-    assert engine.scheduler.get_num_new_matched_tokens(request, CHUNK) == (0, False)
-    engine.scheduler.request_finished_all_groups(request, ([],))
+    assert matched(engine, request, CHUNK) == (0, False)
 
 
 @pytest.mark.parametrize(("rate", "is_patient"), [(1.0, True), (1e6, False)])
 def test_a_late_answer_is_waited_for_as_long_as_computing_would_take(
-    start_engine: StartEngine, rate: float, is_patient: bool
+    start: StartEngine, rate: float, is_patient: bool
 ) -> None:
-    engine = start_engine(kvpool__wait_s=0.002, kvpool__always_load=False)
+    engine = start(kvpool__wait_s=0.002, kvpool__always_load=False)
     clock = later_clock(engine)
     ask(engine, "cold", TOKENS)
     engine.scheduler._scheduler._rates._prefill.forget()
@@ -292,45 +277,31 @@ def test_a_late_answer_is_waited_for_as_long_as_computing_would_take(
     engine.scheduler._scheduler._hits._chunks_to_load = lambda offered, _pace: len(offered)
     withhold_answers(engine)
     request = Request("late", list(TOKENS))
-    first = engine.scheduler.get_num_new_matched_tokens(request, 0)
+    first = matched(engine, request)
     clock.pass_s(0.9 * 5 * CHUNK)
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == ((None, False) if is_patient else (0, False))
+    assert matched(engine, request) == ((None, False) if is_patient else (0, False))
     assert first == (None, False) or not is_patient
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def reserved_by_another(engine: ScriptedEngine, keys_of: list[int], have: int) -> kv.Save:
-    """Another engine's save of TOKENS, reserved from chunk `have` on and not committed."""
-    pool = engine.workers[0]._worker.pool
-    keys = pool.keys_from_hashes(Request("keys", keys_of).block_hashes, BLOCK, salt=b"")
-    save: kv.Save = pool.save(
-        keys, from_=np.zeros((len(keys) - have, pool.layout.chunk_bytes), np.uint8), first_chunk=have
-    )
-    return save
-
-
-def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=600.0)
+def test_chunks_that_another_engine_is_saving_are_waited_for(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=600.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     engine.scheduler._scheduler._rates = type(engine.scheduler._scheduler._rates)()  # its prefill is not known
-    with reserved_by_another(engine, TOKENS, 3) as save:
+    with being_saved(engine, TOKENS, 3) as save:
         request = Request("waiting", list(TOKENS))
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert matched(engine, request) == (None, False)
+        assert matched(engine, request) == (None, False)
         save.abort()
-    wait_until(
-        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (3 * CHUNK, True), "the wait has ended"
-    )
+    wait_until(lambda: matched(engine, request) == (3 * CHUNK, True), "the wait has ended")
     assert counted(engine, "waits_for_another_save") == 1
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=600.0)
+def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=600.0)
     clock = later_clock(engine)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     engine.forget()
-    with reserved_by_another(engine, TOKENS, 3):
+    with being_saved(engine, TOKENS, 3):
         request = Request("waiting", list(TOKENS))
         engine.arrive(request)
         engine.step_until(lambda: counted(engine, "waits_for_another_save") == 1, "it waits")
@@ -344,7 +315,7 @@ def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start_engine: StartE
 def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
     """A request whose synchronous load has just failed at a chunk; nothing of it has been computed again."""
     ask(engine, "cold", TOKENS)
-    corrupt(engine, chunk)
+    corrupt(engine, TOKENS, chunk)
     engine.forget()
     request = Request("failed", list(TOKENS), new_tokens=3)
     engine.requests.append(request)
@@ -353,17 +324,17 @@ def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
 
 
 @pytest.mark.parametrize("chunk", [0, 2, 4])
-def test_blocks_of_a_failed_load_are_not_found_when_its_request_is_gone(start_engine: StartEngine, chunk: int) -> None:
+def test_blocks_of_a_failed_load_are_not_found_when_its_request_is_gone(start: StartEngine, chunk: int) -> None:
     """A request aborted before its blocks were computed again leaves them in the engine's own prefix cache."""
-    engine = start_engine(kvpool__load="sync")
+    engine = start(kvpool__load="sync")
     engine.abort(failing_load(engine, chunk))
     request = Request("next", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3)
     engine.run(request)
     assert request.held == chunk * CHUNK
 
 
-def test_blocks_of_a_failed_load_are_not_found_while_they_are_computed_again(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__load="sync")
+def test_blocks_of_a_failed_load_are_not_found_while_they_are_computed_again(start: StartEngine) -> None:
+    engine = start(kvpool__load="sync")
     failed = failing_load(engine, 1)
     engine.budget = CHUNK // 2
     engine.requests.insert(0, Request("other", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3))
@@ -371,15 +342,15 @@ def test_blocks_of_a_failed_load_are_not_found_while_they_are_computed_again(sta
     assert failed.generated == 3
 
 
-def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__load="sync")
+def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start: StartEngine) -> None:
+    engine = start(kvpool__load="sync")
     ask(engine, "cold", TOKENS)
     engine.forget()
     first, second = Request("first", list(TOKENS), new_tokens=9), Request("second", [*TOKENS, 7])
     apart = Request("apart", prompt(9, 3 * CHUNK), new_tokens=9)
     admit = engine._ask
     # It is let in only beside the first one's load.
-    engine._ask = lambda request: (request is not second or first.num_computed > 0) and admit(request)  # type: ignore[method-assign]
+    engine._ask = lambda request: (request is not second or first.num_computed > 0) and admit(request)
     engine.requests += [first, apart, second]
     engine.step_until(lambda: first.num_computed > 0, "the first one runs")
     assert apart.num_computed > 0
@@ -389,8 +360,8 @@ def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_eng
     assert (second.held, second.external) == (5 * CHUNK, 0)
 
 
-def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__always_load=False)
+def test_a_hit_that_computing_beats_is_declined_and_counted(start: StartEngine) -> None:
+    engine = start(kvpool__always_load=False)
     ask(engine, "cold", TOKENS)
     rates = engine.scheduler._scheduler._rates
     rates._prefill = FittedTime(1e7, least=1.0, most=1e7)
@@ -401,7 +372,7 @@ def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartE
     waiting = Request("waiting for blocks", list(TOKENS))
     engine.forget()
     for _ in range(3):
-        assert engine.scheduler.get_num_new_matched_tokens(waiting, 0) == (0, False)
+        assert matched(engine, waiting) == (0, False)
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK, "it has no blocks yet"
     engine.run(waiting)
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 10 * CHUNK
@@ -410,11 +381,11 @@ def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartE
     assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
 
 
-def test_layers_that_nobody_waited_for_count_as_failed(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__load="sync")
+def test_layers_that_nobody_waited_for_count_as_failed(start: StartEngine) -> None:
+    engine = start(kvpool__load="sync")
     ask(engine, "cold", TOKENS)
     engine.workers[0].wait_for_layer_load = lambda name: None
-    engine._is_right = lambda *_: True  # type: ignore[method-assign]  # the bytes may or may not have come in time
+    engine._is_right = lambda *_: True  # the bytes may or may not have come in time
     ask(engine, "unwaited", TOKENS)
     assert engine.recomputed == 1
     del engine._is_right
@@ -423,9 +394,9 @@ def test_layers_that_nobody_waited_for_count_as_failed(start_engine: StartEngine
 
 
 def test_a_defect_inside_the_guard_is_a_miss_and_is_logged_once(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+    start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start_engine()
+    engine = start()
     ask(engine, "cold", TOKENS)
 
     def broken(*_: object, **_more: object) -> None:
@@ -441,8 +412,8 @@ def test_a_defect_inside_the_guard_is_a_miss_and_is_logged_once(
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEngine, load: str) -> None:
-    engine = start_engine(kvpool__load=load)
+def test_a_defect_after_the_promise_still_ends_the_request(start: StartEngine, load: str) -> None:
+    engine = start(kvpool__load=load)
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
 
@@ -454,8 +425,8 @@ def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEn
     assert engine.recomputed == 1
 
 
-def test_unreadable_block_tables_are_never_used_for_saves(start_engine: StartEngine) -> None:
-    engine = start_engine(budget=CHUNK)
+def test_unreadable_block_tables_are_never_used_for_saves(start: StartEngine) -> None:
+    engine = start(budget=CHUNK)
     planner = engine.scheduler._scheduler._planner
     plan, calls = planner.plan, []
 
@@ -471,8 +442,8 @@ def test_unreadable_block_tables_are_never_used_for_saves(start_engine: StartEng
     assert ask(engine, "warm", TOKENS).external == CHUNK
 
 
-def test_workers_without_a_pool_are_logged(start_engine: StartEngine) -> None:
-    writer, engine = start_engine(), start_engine()
+def test_workers_without_a_pool_are_logged(start: StartEngine) -> None:
+    writer, engine = start(), start()
     ask(writer, "cold", TOKENS)
     worker = engine.workers[0]
     odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in worker._worker._layers}
@@ -482,8 +453,8 @@ def test_workers_without_a_pool_are_logged(start_engine: StartEngine) -> None:
     assert ask(engine, "second", TOKENS).external == 0
 
 
-def test_a_full_pool_declines_and_the_engine_goes_on(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_full_pool_declines_and_the_engine_goes_on(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     pool = engine.workers[0]._worker.pool
     big = daemon.connect(kv.Layout(layers=2, kv_heads=8, head_dim=128, dtype="float16", chunk_tokens=256))
     keys = big.keys(list(range(256 * 16)))
@@ -497,9 +468,9 @@ def test_a_full_pool_declines_and_the_engine_goes_on(start_engine: StartEngine, 
 
 @pytest.mark.parametrize("kept", [0, 2])
 def test_what_was_dropped_before_the_promise_came_is_computed_and_stored_again(
-    start_engine: StartEngine, daemon: Daemon, kept: int
+    start: StartEngine, daemon: Daemon, kept: int
 ) -> None:
-    engine = start_engine()
+    engine = start()
     ask(engine, "first", TOKENS)
     engine.forget()
     withheld = withhold_answers(engine)
@@ -522,9 +493,9 @@ def test_what_was_dropped_before_the_promise_came_is_computed_and_stored_again(
 
 
 def test_a_request_of_another_thread_that_was_given_up_keeps_no_idle_engine_busy(
-    start_engine: StartEngine, daemon: Daemon
+    start: StartEngine, daemon: Daemon
 ) -> None:
-    engine = start_engine()
+    engine = start()
     line = engine.scheduler._scheduler._promise_line
     daemon.signal(signal.SIGSTOP)
     with pytest.raises(DaemonUnreachable, match="no answer to Announce"):

@@ -9,15 +9,9 @@ from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.daemon import wait_until
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - only where torch is
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
 
 # A model of 128 KiB a token on two processor cores.
 CHUNK_BYTES = CHUNK << 17
@@ -95,11 +89,11 @@ def stored_prompts(start: StartEngine, chunks: int) -> list[list[int]]:
     ],
 )
 def test_a_slow_tier_is_declined_within_five_loads(
-    chunks: int, bytes_per_s: float, *, is_decoding: bool, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    chunks: int, bytes_per_s: float, *, is_decoding: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Geometry, "chunk_bytes", CHUNK_BYTES)
-    prompts = stored_prompts(start_engine, chunks)
-    engine = start_engine(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
+    prompts = stored_prompts(start, chunks)
+    engine = start(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
     times = MadeTimes(engine, bytes_per_s=bytes_per_s, setup_s=0.0)
     decoders = times.decode() if is_decoding else []
     # It has computed as many tokens of prompts as those that decode have.
@@ -113,12 +107,12 @@ def test_a_slow_tier_is_declined_within_five_loads(
         engine.abort(request)
 
 
-def test_small_loads_do_not_decline_a_large_hit(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_loads_do_not_decline_a_large_hit(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks take 32 ms, twice as long as computing them, and almost all of it whatever the size: 64 take 63, and are
     computed in 275."""
     monkeypatch.setattr(Geometry, "chunk_bytes", CHUNK_BYTES)
-    prompts = stored_prompts(start_engine, 64)
-    engine = start_engine(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
+    prompts = stored_prompts(start, 64)
+    engine = start(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
     times = MadeTimes(engine, bytes_per_s=2e9, setup_s=0.03)
     times.ask("own", prompt(400, 2 * CHUNK * 8 + 1))
     small = [times.ask(f"small-{number}", tokens[: 4 * CHUNK + 1]) for number, tokens in enumerate(prompts[:5])]
@@ -129,12 +123,12 @@ def test_small_loads_do_not_decline_a_large_hit(start_engine: StartEngine, monke
 @pytest.mark.parametrize("is_decoding", [True, False])
 @pytest.mark.parametrize("chunks", [16, 4])
 def test_a_fast_tier_is_never_declined(
-    chunks: int, *, is_decoding: bool, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    chunks: int, *, is_decoding: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 GB/s are as fast as 15,000 tokens a second; four chunks are computed in 17 ms and loaded in 10."""
     monkeypatch.setattr(Geometry, "chunk_bytes", CHUNK_BYTES)
-    prompts = stored_prompts(start_engine, chunks)
-    engine = start_engine(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
+    prompts = stored_prompts(start, chunks)
+    engine = start(kvpool__always_load=False, kvpool__save="prompt", blocks=8000)
     times = MadeTimes(engine, bytes_per_s=2e9, setup_s=0.008)
     decoders = times.decode() if is_decoding else []
     times.ask("own", prompt(400, 2 * CHUNK * 8 + 1))

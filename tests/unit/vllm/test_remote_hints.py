@@ -7,15 +7,9 @@ import pytest
 from kvpool.key_column import KeyColumn
 from tests.rigs.nodes.remote_daemon import RemoteDaemon
 from tests.rigs.nodes.two_nodes import PeerDaemon, pulled_chunks, two_nodes, wait_known
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, keys_of, prompt
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
@@ -34,15 +28,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PeerDaemon,
         yield nodes
 
 
-def keys_of(engine: ScriptedEngine) -> KeyColumn:
-    keys = engine.workers[0]._worker.pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+def packed_keys(engine: ScriptedEngine) -> KeyColumn:
+    keys = keys_of(engine, TOKENS)
     return KeyColumn.of(keys[number] for number in range(len(keys)))
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_stale_hints_are_computed_and_saved(start_engine: StartEngine, daemon: RemoteDaemon, load: str) -> None:
-    engine = start_engine(kvpool__load=load, weights=f"stale {load}")
-    daemon.announce(keys_of(engine))
+def test_stale_hints_are_computed_and_saved(start: StartEngine, daemon: RemoteDaemon, load: str) -> None:
+    engine = start(kvpool__load=load, weights=f"stale {load}")
+    daemon.announce(packed_keys(engine))
     assert (
         engine.scheduler._scheduler.pool.lookup(
             engine.scheduler._scheduler.pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
@@ -54,9 +48,9 @@ def test_stale_hints_are_computed_and_saved(start_engine: StartEngine, daemon: R
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_chunks_of_both_nodes_are_loaded_and_computed(start_engine: StartEngine, daemon: RemoteDaemon) -> None:
-    engine = start_engine(weights="both")
-    keys = keys_of(engine)
+def test_chunks_of_both_nodes_are_loaded_and_computed(start: StartEngine, daemon: RemoteDaemon) -> None:
+    engine = start(weights="both")
+    keys = packed_keys(engine)
     assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
     daemon.announce(keys)
     engine.forget()
@@ -65,10 +59,8 @@ def test_chunks_of_both_nodes_are_loaded_and_computed(start_engine: StartEngine,
     assert ask(engine, "third", TOKENS).external == 5 * CHUNK
 
 
-def test_a_request_that_names_a_node_which_nobody_knows_is_computed(
-    start_engine: StartEngine, daemon: RemoteDaemon
-) -> None:
-    engine = start_engine(weights="named")
+def test_a_request_that_names_a_node_which_nobody_knows_is_computed(start: StartEngine, daemon: RemoteDaemon) -> None:
+    engine = start(weights="named")
     named = {"kv_transfer_params": {"owner": "nobody"}}
     assert ask(engine, "cold", TOKENS, **named).external == 0
     engine.forget()
@@ -77,11 +69,11 @@ def test_a_request_that_names_a_node_which_nobody_knows_is_computed(
 
 @pytest.mark.parametrize(("load", "ranks"), [("async", 1), ("sync", 2)])
 def test_chunks_that_were_pulled_are_loaded_and_not_saved_again(
-    start_engine: StartEngine, pair: tuple[PeerDaemon, PeerDaemon], load: str, ranks: int
+    start: StartEngine, pair: tuple[PeerDaemon, PeerDaemon], load: str, ranks: int
 ) -> None:
     here = pair[1]
     owner, engine = (
-        start_engine(kvpool__load=load, ranks=ranks, socket=node.socket, weights=f"pulled {load}") for node in pair
+        start(kvpool__load=load, ranks=ranks, socket=node.socket, weights=f"pulled {load}") for node in pair
     )
     known, pulled = int(here.stats()["peer.known_chunks"]), pulled_chunks(here)
     assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0

@@ -12,17 +12,13 @@ from kvpool_client.vllm.save_board import RankSaves, SaveBoard
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.saves.pins import Pins
 from tests.rigs.daemon import wait_until
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
+from tests.rigs.vllm.specs import specs_by_layer
+from tests.unit.vllm.scheduler.test_saves import Gate, gate
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
-from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
-from tests.unit.vllm.scheduler.test_saves import Gate, gate  # noqa: E402 - only where torch is
-
-__all__ = ["gate", "start_engine"]
-pytestmark = pytest.mark.torch
+__all__ = ["gate"]
 
 REQUESTS = 5
 
@@ -38,10 +34,8 @@ def saves_under_way(engine: ScriptedEngine, gate: Gate, ranks: int = 1) -> list[
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
-    start_engine: StartEngine, gate: Gate, ranks: int
-) -> None:
-    engine = start_engine(ranks=ranks, kvpool__timeout_s=600.0, kvpool__save="prompt")
+def test_a_reset_waits_for_saves_that_read_and_drops_the_others(start: StartEngine, gate: Gate, ranks: int) -> None:
+    engine = start(ranks=ranks, kvpool__timeout_s=600.0, kvpool__save="prompt")
     requests = saves_under_way(engine, gate, ranks)
     resets: list[bool] = []
     thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
@@ -55,14 +49,14 @@ def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
     ask(engine, "after", prompt(50, 3 * CHUNK + 1))
     kept = counted(engine, "saved_chunks")
     assert counted(engine, "dropped_saves") > 0
-    fresh = start_engine(ranks=ranks)
+    fresh = start(ranks=ranks)
     loaded = sum(ask(fresh, f"warm-{number}", request.tokens).external for number, request in enumerate(requests))
     assert 0 < loaded <= (kept / ranks - 3) * CHUNK
 
 
-def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(start_engine: StartEngine, gate: Gate) -> None:
+def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(start: StartEngine, gate: Gate) -> None:
     odd = specs_by_layer(num_kv_heads=1)
-    engine = start_engine(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=600.0, kvpool__save="prompt")
+    engine = start(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=600.0, kvpool__save="prompt")
     saves_under_way(engine, gate)
     resets: list[bool] = []
     thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
@@ -73,10 +67,8 @@ def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(start_engi
     assert not engine.blocks.held
 
 
-def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(
-    start_engine: StartEngine, gate: Gate
-) -> None:
-    engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
+def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(start: StartEngine, gate: Gate) -> None:
+    engine = start(kvpool__timeout_s=0.2, kvpool__save="prompt")
     saves_under_way(engine, gate)
     assert not engine.blocks.reset_prefix_cache()
     assert engine.blocks.held
@@ -85,8 +77,8 @@ def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(
     assert not engine.blocks.held
 
 
-def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: Gate) -> None:
-    engine = start_engine(blocks=256, kvpool__timeout_s=600.0, kvpool__save="prompt")
+def test_a_reset_beside_requests_drops_no_save(start: StartEngine, gate: Gate) -> None:
+    engine = start(blocks=256, kvpool__timeout_s=600.0, kvpool__save="prompt")
     requests = saves_under_way(engine, gate)
     running = Request("running", prompt(60, 2 * CHUNK + 1), new_tokens=50)
     engine.arrive(running)
@@ -137,8 +129,8 @@ def test_a_reset_waits_for_both_requests_of_a_save() -> None:
     freed: list[object] = []
     pool: Any = SimpleNamespace(blocks=range(8), touch=lambda _: None, free_blocks=freed.append)
     pins = Pins(1, MonotonicClock(), 2.0)
-    pins.use(pool, drain)
-    assert pins.take([3]) == 1
+    pins.hold_in(pool, drain)
+    assert pins.hold_blocks([3]) == 1
     pins.free_for_reset()
     assert limits[0] > 2 * 2.0, "a save asks the daemon before its copy and after it"
     assert freed == [[3]]

@@ -19,26 +19,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.connection.promise_line import FRAME_QUESTIONS, Question  # noqa: E402 - likewise
-from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, IDLE_STEP_S, STEP_S  # noqa: E402 - only where torch is
-from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
-    CHUNK,
-    StartEngine,
-    ask,
-    counted,
-    later_clock,
-    prompt,
-    start_engine,
-    withhold_answers,
-)
-from tests.rigs.vllm.specs import LAYERS  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from kvpool_client.connection.promise_line import FRAME_QUESTIONS, Question
+from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, IDLE_STEP_S, STEP_S
+from tests.rigs.vllm.engine import Blocks, ScriptedEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, later_clock, matched, prompt, withhold_answers
+from tests.rigs.vllm.specs import LAYERS
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
@@ -48,7 +35,7 @@ def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
     answers: list[Any] = []
 
     def is_expected() -> bool:
-        answers.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
+        answers.append(matched(engine, request, held)[0])
         if answers[-1] is None:
             engine.step()
         return answers[-1] is not None
@@ -83,21 +70,18 @@ def test_the_name_is_registered_where_plugins_are_switched_off() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_request_taken_by_another_connector_leaves_no_ticket(
-    start_engine: StartEngine, daemon: Daemon, ranks: int
-) -> None:
-    engine = start_engine(ranks=ranks)
+def test_a_request_taken_by_another_connector_leaves_no_ticket(start: StartEngine, daemon: Daemon, ranks: int) -> None:
+    engine = start(ranks=ranks)
     ask(engine, "cold", TOKENS)
     request = Request("taken", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
     assert daemon.stats()["tickets"] == 1
     engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
     wait_nothing_held(engine, daemon)
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     request = Request("failed", list(TOKENS))
     request.num_preemptions = 0  # type: ignore[attr-defined]  # as vLLM has it
@@ -108,11 +92,10 @@ def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start_eng
     request.num_preemptions = 1  # type: ignore[attr-defined]
     engine.scheduler._scheduler._offers.are_declined = False  # an answer of more than a millisecond is waited for
     assert offered(engine, request) == 5 * CHUNK
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     request = Request("aborted", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
@@ -120,8 +103,8 @@ def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: Start
     wait_nothing_held(engine, daemon)
 
 
-def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     request = Request("longer", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
@@ -131,8 +114,8 @@ def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngi
     wait_nothing_held(engine, daemon)
 
 
-def test_a_daemon_that_comes_back_has_no_ticket_to_end(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_daemon_that_comes_back_has_no_ticket_to_end(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     request = Request("taken", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
@@ -154,43 +137,38 @@ def test_another_models_scheduler_ends_no_ticket(daemon: Daemon) -> None:
             assert claimed.chunks == 4
 
 
-def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answer(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
     assert offered(engine, first) == 5 * CHUNK
     engine.scheduler.update_state_after_alloc(first, Blocks([]), 0)
     withheld = withhold_answers(engine)
-    assert engine.scheduler.get_num_new_matched_tokens(second, 0) == (0, False)
+    assert matched(engine, second) == (0, False)
     engine.scheduler.update_state_after_alloc(second, Blocks([]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
     withheld.end()
     wait_until(lambda: ask(engine, f"own-{counted(engine, 'lookups')}", TOKENS).external > 0, "an offer was taken")
     withhold_answers(engine)
-    assert engine.scheduler.get_num_new_matched_tokens(third, 0) == (None, False)
-    for request in (first, second, third):
-        engine.scheduler.request_finished_all_groups(request, ([],))
+    assert matched(engine, third) == (None, False)
 
 
 @pytest.mark.parametrize(("are_declined", "answer"), [(True, (0, False)), (False, (None, False))])
 def test_a_step_without_time_keeps_no_request_from_another_connectors_offer(
-    start_engine: StartEngine, are_declined: bool, answer: tuple[int | None, bool]
+    start: StartEngine, are_declined: bool, answer: tuple[int | None, bool]
 ) -> None:
-    engine = start_engine()
+    engine = start()
     ask(engine, "cold", TOKENS)
     offers = engine.scheduler._scheduler._offers
     offers.are_declined, offers._left_ns = are_declined, 0
     lookups = counted(engine, "lookups")
     request = Request("late", list(TOKENS))
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == answer
+    assert matched(engine, request) == answer
     assert counted(engine, "lookups") == lookups
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(
-    start_engine: StartEngine, daemon: Daemon
-) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     line = engine.scheduler._scheduler._promise_line
     ask_daemon = line.ask
@@ -209,16 +187,15 @@ def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(
     withhold_answers(engine)
     patient = Request("patient", list(TOKENS))
     engine.forget()
-    assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
-    engine.scheduler.request_finished_all_groups(patient, ([],))
+    assert matched(engine, patient) == (None, False)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_in_which_another_connector_loads_is_saved_once_the_load_succeeded(
-    start_engine: StartEngine, fails: bool
+    start: StartEngine, fails: bool
 ) -> None:
     """The other load is synchronous and brings nothing; vLLM gets this report at the step's end, or it was right by chance."""
-    engine = start_engine()
+    engine = start()
     request = Request("other's", list(TOKENS), new_tokens=2 * CHUNK)
     engine.arrive(request)
     match, worker, taken = engine.scheduler.get_num_new_matched_tokens, engine.workers[0], 2 * CHUNK
@@ -233,7 +210,7 @@ def test_a_step_in_which_another_connector_loads_is_saved_once_the_load_succeede
     if fails:
         worker.get_block_ids_with_load_errors = lambda: bad() | set(request.table[: taken // BLOCK])
     else:
-        engine._ask = filling(engine, request, taken)  # type: ignore[method-assign,assignment]
+        engine._ask = filling(engine, request, taken)
     engine.step()
     assert counted(engine, "waits_for_another_connectors_load") == 1
     assert counted(engine, "saved_chunks") == 0
@@ -241,7 +218,7 @@ def test_a_step_in_which_another_connector_loads_is_saved_once_the_load_succeede
     engine.scheduler.get_num_new_matched_tokens, engine.scheduler.update_state_after_alloc = match, update
     engine.run(request)
     assert counted(engine, "saved_chunks") >= 5
-    assert ask(start_engine(), "fresh", TOKENS, new_tokens=2).external == 5 * CHUNK
+    assert ask(start(), "fresh", TOKENS, new_tokens=2).external == 5 * CHUNK
 
 
 def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[Request], bool]:
@@ -275,29 +252,27 @@ def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
 
     config = config_of("/x")
     vars(config).update(change)
-    settings, reason = served_loads(Settings(load="sync"), config, has_groups=False)
+    settings, reason = served_loads(Settings(load="sync"), config, may_cut_hits=True)
     assert (settings.load, expected in reason) == ("async" if expected else "sync", True)
-    assert served_loads(Settings(load="async"), config, has_groups=False) == (Settings(load="async"), "")
+    assert served_loads(Settings(load="async"), config, may_cut_hits=True) == (Settings(load="async"), "")
 
 
 def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(
-    start_engine: StartEngine,
+    start: StartEngine,
 ) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     request = Request("computed meanwhile", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK, "there was no room for it"
-    assert engine.scheduler.get_num_new_matched_tokens(request, 5 * CHUNK) == (0, False)
+    assert matched(engine, request, 5 * CHUNK) == (0, False)
     engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
     withhold_answers(engine)
     patient = Request("patient", list(TOKENS))
-    assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
-    for ended in (request, patient):
-        engine.scheduler.request_finished_all_groups(ended, ([],))
+    assert matched(engine, patient) == (None, False)
 
 
-def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     clock, line = later_clock(engine), engine.scheduler._scheduler._promise_line
     waits: list[float] = []
@@ -311,19 +286,17 @@ def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start_eng
     waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(50)]
     lookups = counted(engine, "lookups")
     for request in waiting:
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert matched(engine, request) == (None, False)
     assert 0.0 < sum(waits) <= ANSWER_WAIT_S
     assert withheld.count == counted(engine, "lookups") - lookups
     engine.step()
     waits.clear()
-    assert engine.scheduler.get_num_new_matched_tokens(waiting[1], 0) == (None, False)
+    assert matched(engine, waiting[1]) == (None, False)
     assert 0.0 < sum(waits) <= ANSWER_WAIT_S, "the next step may wait again"
-    for request in waiting:
-        engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     clock = later_clock(engine)
     withheld = withhold_answers(engine)
@@ -341,21 +314,19 @@ def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start_engine: S
     waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(60)]
     for step in range(1, 4):
         for request in waiting:
-            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+            assert matched(engine, request) == (None, False)
         assert 2 * step <= withheld.count <= 3 * step
         engine.step()
     engine.abort(decoding)
     engine.step()
     asked, fit = withheld.count, int(IDLE_STEP_S / (2 * STEP_S / 5))
     for request in waiting:
-        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert matched(engine, request) == (None, False)
     assert fit - 2 <= withheld.count - asked <= fit + 1, "nothing is computed that it would delay"
-    for request in waiting:
-        engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_a_burst_is_asked_about_together(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_a_burst_is_asked_about_together(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     line, frames = engine.scheduler._scheduler._promise_line, []
     put = line._put
@@ -367,7 +338,7 @@ def test_a_burst_is_asked_about_together(start_engine: StartEngine) -> None:
     line._put = note
     line.receive = lambda _wait_s=0.0: None
     waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(100)]
-    found = [engine.scheduler.get_num_new_matched_tokens(request, 0) for request in waiting]
+    found = [matched(engine, request) for request in waiting]
     assert found == [(None, False)] * 100
     assert counted(engine, "lookups") == 1 + 100
     del line.receive
@@ -375,5 +346,3 @@ def test_a_burst_is_asked_about_together(start_engine: StartEngine) -> None:
     assert frames == [FRAME_QUESTIONS, 100 - FRAME_QUESTIONS]
     assert [offered(engine, request) for request in waiting] == [5 * CHUNK] * 100
     assert counted(engine, "lookups") == 1 + 100, "none was looked up again"
-    for request in waiting:
-        engine.scheduler.request_finished_all_groups(request, ([],))

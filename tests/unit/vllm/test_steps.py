@@ -9,15 +9,11 @@ from types import FrameType
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is needed")
-
 from tests.rigs.daemon import wait_until
 from tests.rigs.vllm.engine import ScriptedEngine
 from tests.rigs.vllm.request import Request
-from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, prompt, start_engine
+from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, prompt
 
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
 # The hooks of a step and of three layers, and the work of two of them: update block tables, and end the step.
 CALLS_MAX = 64
 # More than the steps of any wait below.
@@ -70,8 +66,8 @@ def decoding(engine: ScriptedEngine, first: int, count: int) -> list[Request]:
     return requests
 
 
-def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
+def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run(start: StartEngine) -> None:
+    engine = start(kvpool__save="prompt", blocks=BLOCKS)
     found = []
     for first, count in ((0, 1), (1, 6)):
         requests = decoding(engine, first, count)
@@ -82,9 +78,9 @@ def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run
     assert together == pytest.approx(alone, abs=2)
 
 
-def test_a_save_after_a_step_without_work_is_reported(start_engine: StartEngine) -> None:
+def test_a_save_after_a_step_without_work_is_reported(start: StartEngine) -> None:
     """A request that comes while others decode is saved, and its blocks are released."""
-    engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
+    engine = start(kvpool__save="prompt", blocks=BLOCKS)
     requests = decoding(engine, 0, 1)
     calls_without_work(engine)
     assert all(worker._is_quiet for worker in engine.workers)

@@ -1,6 +1,7 @@
 """Time and waiting in the vLLM connector: load time alone is measured, slow loads, steps without tokens."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,17 +9,12 @@ import pytest
 
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnverifiedLoad, UnverifiedLoads
+from kvpool_client.vllm.worker import saver as saver_module
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.fetch import Fetch
+from tests.rigs.vllm.setting import StartEngine
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from kvpool_client.vllm.worker import saver as saver_module  # noqa: E402 - only where torch is
-from tests.rigs.vllm.setting import StartEngine, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-
-ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False)
+ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False, may_be_cut=True)
 
 
 class Clock:
@@ -64,7 +60,7 @@ def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock = Clock()
     fetch = Fetch(ORDER, ticket=0, clock=clock, divided=DividedTime(clock))
     memory = slow_memory(clock)
-    fetch.begin(memory)
+    fetch.begin_load(memory)
     for layer in range(2):
         clock.now += 100 * 10**9
         assert fetch.wait_layer(layer)
@@ -79,13 +75,24 @@ def slow_memory(clock: Clock) -> Any:
     return SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
 
 
+@pytest.mark.parametrize(("may_be_cut", "brought"), [(True, 2), (False, 0)])
+def test_a_load_that_may_not_be_cut_has_brought_all_or_nothing(may_be_cut: bool, brought: int) -> None:
+    clock = Clock()
+    order = replace(ORDER, chunks=3, may_be_cut=may_be_cut)
+    fetch = Fetch(order, ticket=0, clock=clock, divided=DividedTime(clock))
+    pool: Any = SlowPool(clock)
+    leased = SimpleNamespace(chunks=3, release=pool.release)
+    fetch.begin_load(SimpleNamespace(pool=SimpleNamespace(claim=lambda _: leased), load=lambda *_: pool))  # type: ignore[arg-type]
+    assert fetch.finish().chunks == brought
+
+
 def test_loads_that_a_step_waits_for_together_cost_the_time_that_passes() -> None:
     """Both bring their layers while the first one is waited for: neither is twice as slow, nor is the other one free."""
     clock = Clock()
     divided = DividedTime(clock)
     one, other = (Fetch(ORDER, ticket=0, clock=clock, divided=divided) for _ in range(2))
-    one.begin(slow_memory(clock))
-    other.begin(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
+    one.begin_load(slow_memory(clock))
+    other.begin_load(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
     for layer in range(2):
         assert one.wait_layer(layer)
         clock.now += 100 * 10**9
@@ -105,16 +112,16 @@ class StandingPool(SlowPool):
 def test_loads_at_the_same_time_cost_together_what_passes() -> None:
     clock = Clock()
     divided = DividedTime(clock)
-    first = divided.begin()
+    first = divided.begin_load()
     with divided.waiting():
         clock.now += 4 * 10**9
-        second = divided.begin()
+        second = divided.begin_load()
         with divided.waiting():
             clock.now += 6 * 10**9
-        assert divided.end(second) == 3
+        assert divided.end_load(second) == 3
         clock.now += 2 * 10**9
     clock.now += 50 * 10**9
-    assert divided.end(first) == 4 + 3 + 2
+    assert divided.end_load(first) == 4 + 3 + 2
     assert "0 under way, 0 waited for" in repr(divided)
 
 
@@ -127,7 +134,7 @@ def test_a_load_that_fails_to_begin_is_not_under_way_any_more() -> None:
 
     fetch = Fetch(ORDER, ticket=0, clock=clock, divided=divided)
     with pytest.raises(RuntimeError):
-        fetch.begin(SimpleNamespace(pool=SimpleNamespace(claim=broken)))  # type: ignore[arg-type]
+        fetch.begin_load(SimpleNamespace(pool=SimpleNamespace(claim=broken)))  # type: ignore[arg-type]
     assert "1 under way, 0 waited for" in repr(divided)
     fetch.release()
     fetch.release()
@@ -142,10 +149,8 @@ def test_a_load_that_came_too_late_counts_by_the_pace_of_the_chunks_that_came(ch
 
 
 @pytest.mark.parametrize(("reason", "is_measured"), [("timeout", True), ("corrupt", False), ("gone", False)])
-def test_a_load_that_ends_without_progress_counts_as_slow(
-    reason: str, is_measured: bool, start_engine: StartEngine
-) -> None:
-    half = start_engine().scheduler._scheduler
+def test_a_load_that_ends_without_progress_counts_as_slow(reason: str, is_measured: bool, start: StartEngine) -> None:
+    half = start().scheduler._scheduler
     chunks = 1 + (2 << 20) // half._geometry.layout.chunk_bytes
     before = half._rates.rates().bytes_per_s[1]
     for step in range(1, 3):
@@ -157,9 +162,9 @@ def test_a_load_that_ends_without_progress_counts_as_slow(
 
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
-    is_idle: bool, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    is_idle: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = start_engine().workers[0]._worker
+    half = start().workers[0]._worker
     future: Future[LoadOutcome] = Future()
     waited = []
 
@@ -168,15 +173,15 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
         futures[0].set_result(LoadOutcome(2, 2, "complete", 0.1, ORDER.tiers, 0.1))
 
     monkeypatch.setattr(saver_module, "wait_for_futures", wait)
-    half.begin(StepPlan(1, is_idle=is_idle))
+    half.begin_step(StepPlan(1, is_idle=is_idle))
     half._running.append((Fetch(ORDER, ticket=0, clock=Clock(), divided=DividedTime(Clock())), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
     assert waited == ([saver_module.LOOK_S] if is_idle else [])
     half._running.clear()
 
 
-def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> None:
-    scheduler = start_engine().scheduler
+def test_the_plan_records_whether_a_step_computes(start: StartEngine) -> None:
+    scheduler = start().scheduler
     running = SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
     step: dict[str, Any] = {"scheduled_new_reqs": [], "scheduled_cached_reqs": running}
     assert scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={})).is_idle
@@ -185,12 +190,12 @@ def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> 
 
 def test_a_load_that_is_never_reported_delays_nobody_for_ever() -> None:
     loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(tables=None)
-    loads.add(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
+    loads.add_load(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
     assert not loads.has_any_of(hashes, 1)
     assert loads.has_any_of(hashes, 2)
     assert not loads.has_any_of([b"zero", b"other", b"two"], 3)
     for step in range(2, STEPS_MAX + 1):
-        loads.begin(step)
+        loads.begin_step(step)
         assert loads.has_any_of(hashes, 3)
-    loads.begin(STEPS_MAX + 1)
+    loads.begin_step(STEPS_MAX + 1)
     assert not loads.has_any_of(hashes, 3)

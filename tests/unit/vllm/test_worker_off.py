@@ -2,48 +2,36 @@
 
 import pytest
 
-from tests.rigs.daemon import wait_until
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+import torch
 
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
-from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, arrive_with_a_promise, ask, counted, prompt
+from tests.rigs.vllm.specs import specs_by_layer
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-def test_workers_that_are_shown_a_spec_for_each_layer_share_with_others(start_engine: StartEngine) -> None:
-    engine = start_engine(worker_specs={0: specs_by_layer()})
+def test_workers_that_are_shown_a_spec_for_each_layer_share_with_others(start: StartEngine) -> None:
+    engine = start(worker_specs={0: specs_by_layer()})
     ask(engine, "cold", TOKENS)
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
-    assert ask(start_engine(), "plain", TOKENS).external == 5 * CHUNK
-
-
-def run_with_a_lease_promise(engine: ScriptedEngine, request: Request) -> None:
-    """Run a request that is planned before a worker has reported anything."""
-    engine.arrive(request)
-    wait_until(
-        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] is not None, "the daemon has promised chunks"
-    )
-    engine.run(request)
+    assert ask(start(), "plain", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("absent", [(0,), (1,), (0, 1)])
 def test_loads_planned_for_a_worker_without_a_pool_fail_and_no_more_are_planned(
-    start_engine: StartEngine, load: str, absent: tuple[int, ...]
+    start: StartEngine, load: str, absent: tuple[int, ...]
 ) -> None:
-    ask(start_engine(ranks=2), "cold", TOKENS)
+    ask(start(ranks=2), "cold", TOKENS)
     odd = specs_by_layer(num_kv_heads=1)
-    engine = start_engine(ranks=2, kvpool__load=load, worker_specs=dict.fromkeys(absent, odd))
+    engine = start(ranks=2, kvpool__load=load, worker_specs=dict.fromkeys(absent, odd))
     engine.forget()
     request = Request("first", list(TOKENS), new_tokens=3)
-    run_with_a_lease_promise(engine, request)
+    arrive_with_a_promise(engine, request)
+    engine.run(request)
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed >= 1
     assert counted(engine, "short_loads_no-pool") >= len(absent)
@@ -53,23 +41,24 @@ def test_loads_planned_for_a_worker_without_a_pool_fail_and_no_more_are_planned(
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_worker_whose_tensors_do_not_fit_fails_its_loads(start_engine: StartEngine, load: str) -> None:
-    ask(start_engine(), "cold", TOKENS)
-    engine = start_engine(kvpool__load=load)
+def test_a_worker_whose_tensors_do_not_fit_fails_its_loads(start: StartEngine, load: str) -> None:
+    ask(start(), "cold", TOKENS)
+    engine = start(kvpool__load=load)
     odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in engine.workers[0]._worker._layers}
     engine.workers[0].register_kv_caches(odd)
     engine.workers[0]._worker.pool, engine.workers[0]._worker._memory = None, None
     request = Request("first", list(TOKENS), new_tokens=3)
-    run_with_a_lease_promise(engine, request)
+    arrive_with_a_promise(engine, request)
+    engine.run(request)
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
     assert ask(engine, "second", TOKENS).offers == [0]
 
 
 def test_a_worker_that_is_refused_while_registering_is_counted_once(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = start_engine()
+    engine = start()
     worker = engine.workers[0]
     worker.get_kv_connector_stats()
     names = list(worker._worker._layers)
@@ -83,9 +72,9 @@ def test_a_worker_that_is_refused_while_registering_is_counted_once(
 
 
 def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved(
-    start_engine: StartEngine,
+    start: StartEngine,
 ) -> None:
-    engine = start_engine(ranks=2, worker_specs={1: specs_by_layer(num_kv_heads=1)})
+    engine = start(ranks=2, worker_specs={1: specs_by_layer(num_kv_heads=1)})
     for number in range(3):
         engine.run(Request(f"ends-{number}", prompt(number, 3 * CHUNK + 1)))
         assert engine.blocks.reset_prefix_cache()
@@ -94,11 +83,9 @@ def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved(
     assert counted(engine, "saved_chunks") == saved, "half of a chunk is no chunk"
 
 
-def test_a_socket_without_a_daemon_is_named_in_the_log(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_socket_without_a_daemon_is_named_in_the_log(start: StartEngine, caplog: pytest.LogCaptureFixture) -> None:
     path = "/nonexistent/kvpool.sock"
-    engine = start_engine(socket=path)
+    engine = start(socket=path)
     assert ask(engine, "alone", TOKENS).external == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     named = [line for line in warnings if path in line]

@@ -27,7 +27,6 @@ class WorkerCalls(TimedCalls):
         self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
         self._scheduler_node = ""  # as it was checked last
-        self._has_groups = True
         self._is_quiet = False
         self._late: LateStart | None = None
 
@@ -51,7 +50,7 @@ class WorkerCalls(TimedCalls):
             self._late.tensors = kv_caches
         is_registered = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
         if self._worker is not None and not is_registered:
-            self._refused.add(f"refusals_{OTHER}")
+            self._refused.count(f"refusals_{OTHER}")
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
         """Other requests are about to write to blocks: no copy of the step before may read them."""
@@ -62,19 +61,19 @@ class WorkerCalls(TimedCalls):
         """A step begins."""
         super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]  # vLLM's base
         if isinstance(connector_metadata, StepPlan):
-            self._micro_batches.begin()
+            self._micro_batches.begin_step()
             if self._late is not None:
                 self._begin_late(connector_metadata)
             if connector_metadata.node != self._scheduler_node:
                 self._check_node(connector_metadata.node)
-            self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
+            self._of_worker("begin of a step", None, lambda half: half.begin_step(connector_metadata))
             self._is_quiet = self._worker is not None and self._worker.is_quiet
 
     def _begin_late(self, plan: StepPlan) -> None:
         """Begin with what the plan has, if that was awaited."""
-        while (late := self._late) is not None and (begin := late.begin_with(plan)) is not None:
+        while (late := self._late) is not None and (start := late.start_with(plan)) is not None:
             self._late = None
-            self._timed(BEGIN, None, begin)
+            self._timed(BEGIN, None, start)
             if late.tensors is not None:
                 self.register_kv_caches(late.tensors)
 
@@ -132,8 +131,8 @@ class WorkerCalls(TimedCalls):
         reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
-            self._worker = AbsentWorker(reason, self._rank, has_groups=self._has_groups)
-            self._refused.add(f"refusals_{SEVERAL_NODES}")
+            self._worker = AbsentWorker(reason, self._rank)
+            self._refused.count(f"refusals_{SEVERAL_NODES}")
 
     def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:
         half = self._worker

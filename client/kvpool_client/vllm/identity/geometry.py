@@ -52,9 +52,16 @@ class Geometry:
     ranks: Ranks
 
     @property
-    def has_groups(self) -> bool:
-        """Whether the layout has groups."""
-        return bool(self.layout.groups)
+    def may_cut_hits(self) -> bool:
+        """Whether a load may bring less of a hit, up to any block, and vLLM is notified of the blocks that did not come: of an
+        engine of one full part. Of others a hit has the end that windows were stored for."""
+        return not self.layout.groups
+
+    def usable_tokens(self, tokens: int) -> int:
+        """The most that a load may bring of a prompt: one token is left to compute, and the load ends with a block, or a chunk
+        where hits are not cut."""
+        align = self.parts[0].block_tokens if self.may_cut_hits else self.chunk_tokens
+        return (tokens - 1) // align * align
 
     @property
     def chunk_tokens(self) -> int:
@@ -107,18 +114,11 @@ class Geometry:
         if not ranks.is_joint:
             return None
         stage, place = divmod(rank % ranks.count, ranks.tensor)
-        shares = [
-            Share.of_rank(layout, place // part.replicas, ranks.tensor // part.replicas)
-            for part, layout in zip(self.parts, self.layout.group_layouts, strict=True)
-        ]
-        if self.has_groups:
-            spans = [part.stage_span(stage) for part in self.parts]
-            return tuple(
-                Share(*span, share.first_group, share.groups) for span, share in zip(spans, shares, strict=True)
-            )
-        if not ranks.stages:
-            return shares[0]
-        return Share(sum(ranks.stages[:stage]), ranks.stages[stage], shares[0].first_group, shares[0].groups)
+        shares = []
+        for part, layout in zip(self.parts, self.layout.group_layouts, strict=True):
+            heads = Share.of_rank(layout, place // part.replicas, ranks.tensor // part.replicas)
+            shares.append(Share(*part.stage_span(stage, ranks.stages), heads.first_group, heads.groups))
+        return tuple(shares) if self.layout.groups else shares[0]
 
     def shard(self, rank: int) -> Layout:
         """The layout of one worker's rank."""

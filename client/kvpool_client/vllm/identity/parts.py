@@ -11,7 +11,7 @@ their blocks, it is several parts. An engine of one part that needs every chunk 
 Raises Unserved for kinds that no chunk can hold. Pure but for reading attributes; any thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import lcm
@@ -72,12 +72,10 @@ class Part:
         """The layers of all stages."""
         return tuple(chain.from_iterable(self.stage_names)) or self.layer_names
 
-    def stage_span(self, stage: int) -> tuple[int, int]:
-        """The first layer of the layout's group that a stage has, and how many."""
-        if not self.stage_names:
-            return 0, self.layers
-        counts = [len(names) * self.runs_of_layer for names in self.stage_names]
-        return sum(counts[:stage]), counts[stage]
+    def stage_span(self, stage: int, stages: Sequence[int]) -> tuple[int, int]:
+        """The first layer of the layout's group that a stage has, and how many. `stages`: the layers of each, of all parts."""
+        counts = [len(names) * self.runs_of_layer for names in self.stage_names] or stages
+        return (sum(counts[:stage]), counts[stage]) if counts else (0, self.layers)
 
     @property
     def runs_of_layer(self) -> int:

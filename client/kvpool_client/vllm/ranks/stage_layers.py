@@ -13,7 +13,7 @@ Immutable; any thread.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvpool_client.vllm.identity.parts import KindOfLayers, kinds_of
+from kvpool_client.vllm.identity.parts import KindOfLayers, kinds_of, needs_groups
 from kvpool_client.vllm.ranks.stages import stage_count
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, EngineConfig
@@ -71,6 +71,6 @@ def own_layers(caches: CacheConfig) -> OwnLayers:
     return OwnLayers(tuple(kind.table for kind in kinds), tuple(kind.layer_names for kind in kinds))
 
 
-def needs_stage_layers(config: EngineConfig, *, has_groups: bool, head_groups: int) -> bool:
+def needs_stage_layers(config: EngineConfig, caches: CacheConfig, *, head_groups: int) -> bool:
     """Whether an engine is served only once the layers of all stages are known."""
-    return has_groups and bool(head_groups) and stage_count(config.parallel_config) > 1
+    return bool(head_groups) and stage_count(config.parallel_config) > 1 and needs_groups(caches)

@@ -18,6 +18,7 @@ from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.hints.envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 from kvpool_client.vllm.scheduler.request_hints import BESIDE, HintReply, Outcomes, RequestHints
 from kvpool_client.vllm.scheduler.requests import Tracked
@@ -33,8 +34,9 @@ ANNOUNCED_S = 15.0
 class HintSender:
     """See the module."""
 
-    def __init__(self, pool: Pool, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
+    def __init__(self, pool: Pool, geometry: Geometry, *, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
         self._pool = pool
+        self._geometry = geometry
         self._tally = tally
         self._guard = guard
         self._clock = clock
@@ -45,7 +47,7 @@ class HintSender:
     def __repr__(self) -> str:
         return f"<HintSender {self._queue!r}>"
 
-    def begin(self, entry: Tracked) -> None:
+    def send_hints(self, entry: Tracked) -> None:
         """Send the hints of a request that has arrived: about chunks that are stored, or are to be promoted."""
         request_hints = entry.hints
         if not request_hints:
@@ -61,24 +63,24 @@ class HintSender:
                 entry.announced = Deadline(ANNOUNCED_S, self._clock)
                 self._send(partial(self._announce, entry.keys, entry.request.num_tokens))
 
-    def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
+    def end_request(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
         """End a request. Returns the answer to its hints. `when_saved` calls back when its saves have ended too."""
         if entry.hint_reply is None:
             return None
         demotions = entry.hints.at_the_end
         if demotions.actions:
             keys = entry.keys
-            when_saved(lambda: self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes)))
+            when_saved(lambda: self._send(lambda: self._count_outcomes(self._pool.hint(demotions, keys).outcomes)))
         return entry.hint_reply.to_params()
 
-    def count(self) -> None:
+    def move_counts(self) -> None:
         """Move what was counted on the other thread to the tally."""
         if not self._counts:  # counts that arrive now are moved the next time
             return
         with self._lock:
             counts, self._counts = self._counts, {}
         for name, amount in counts.items():
-            self._tally.add(name, amount)
+            self._tally.count(name, amount)
 
     def stop(self) -> None:
         """End the thread; calls that have not begun are dropped."""
@@ -86,7 +88,7 @@ class HintSender:
 
     def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
         def drop() -> None:
-            self._add("dropped_hints", 1)
+            self._count("dropped_hints", 1)
             if answer is not None:
                 answer.cancel()
 
@@ -103,7 +105,7 @@ class HintSender:
                 outcomes = (*outcomes, self._retain(request_hints, keys))
         finally:
             answer.set_result(outcomes)
-        self._note(outcomes)
+        self._count_outcomes(outcomes)
 
     def _retain(self, request_hints: RequestHints, keys: KeyChain) -> Outcome:
         retention = request_hints.retention_of_all()
@@ -114,7 +116,7 @@ class HintSender:
             decode_priority=retention.decode_priority,
             decode_duration_s=retention.decode_duration_s,
         )
-        self._add("retained_chunks", result.accepted)
+        self._count("retained_chunks", result.accepted)
         if result.clipped:
             reason = f"{result.clipped} chunks stay at the default priority: its share is full"
             return Outcome("", BESIDE, CLIPPED, reason)
@@ -122,17 +124,16 @@ class HintSender:
         return Outcome("", BESIDE, ACCEPTED, absent)
 
     def _announce(self, keys: KeyChain, tokens: int) -> None:
-        # A hit of groups is not cut: it ends before the token that is computed in any case.
-        most = (tokens - 1) // keys.chunk_tokens if self._pool.layout.groups else None
-        self._add("announced_chunks", self._pool.announce(keys, most).announced)
+        usable = -(-self._geometry.usable_tokens(tokens) // keys.chunk_tokens)
+        self._count("announced_chunks", self._pool.announce(keys, usable).announced)
 
-    def _note(self, outcomes: Outcomes) -> None:
+    def _count_outcomes(self, outcomes: Outcomes) -> None:
         for outcome in outcomes:
-            self._add(f"hints_{outcome.status}", 1)
+            self._count(f"hints_{outcome.status}", 1)
             if outcome.status == REJECTED:
                 what = outcome.action_type or "envelope"
                 self._guard.warn_once("a hint of a request was rejected", f"{what}: {outcome.reason}")
 
-    def _add(self, name: str, amount: int) -> None:
+    def _count(self, name: str, amount: int) -> None:
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + amount

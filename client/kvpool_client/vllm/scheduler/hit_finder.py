@@ -1,7 +1,7 @@
 """Hit finder: what of a prompt is worth loading, and whether to wait for chunks that are just being saved.
 
-A hit of an engine of one full part may be cut anywhere, also inside its last chunk. With groups a hit has an end that windows
-were stored for: it is loaded whole or not at all. The scheduler's thread.
+A hit of an engine of one full part may be cut anywhere, also inside its last chunk. Of others it has an end that windows were
+stored for: it is loaded whole or not at all. The scheduler's thread.
 """
 
 from kvpool.clock import Clock, Deadline
@@ -38,12 +38,6 @@ class HitFinder:
         self._tally = tally
         self._clock = clock
 
-    def usable_tokens(self, tokens: int) -> int:
-        """The most that a load may bring of a prompt: one token is left to compute, and the load ends with a block."""
-        geometry = self._geometry
-        align = geometry.chunk_tokens if geometry.has_groups else geometry.parts[0].block_tokens
-        return (tokens - 1) // align * align
-
     def goes_on_waiting(self, entry: Tracked, held_tokens: int) -> bool:
         """Whether the chunks that a request waits for are still being saved: looking it up again would find nothing else."""
         if not entry.awaited or entry.awaited_behind != held_tokens or entry.save_wait is None:
@@ -56,12 +50,10 @@ class HitFinder:
         Only for what would bring more than the `held_tokens` that vLLM has itself: what it holds this engine may be saving.
         """
         size = self._geometry.chunk_tokens
-        wanted = -(-usable // size)
-        if self._geometry.has_groups:
-            wanted = min(wanted, self._pool.chunks_max)  # no lease has more
+        wanted = min(-(-usable // size), self._pool.chunks_max)  # no lease has more
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
-        self._tally.add("lookups")
+        self._tally.count("lookups")
         first = held_tokens // size
         next_chunk = max(chunks, first)  # the first one that would bring more; vLLM may hold a part of it
         if next_chunk < min(wanted, len(entry.keys)):
@@ -80,7 +72,7 @@ class HitFinder:
         return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace, hit.owner)
 
     def _look_up(self, entry: Tracked, wanted: int) -> Hit:
-        if not self._geometry.has_groups:
+        if self._geometry.may_cut_hits:
             return self._pool.lookup(entry.keys, entry.hints.owner)
         hit = self._pool.lookup(entry.keys, chunks_max=min(wanted, len(entry.keys)))
         if hit.full_chunks > hit.chunks:
@@ -96,7 +88,7 @@ class HitFinder:
             chunk_tokens=layout.chunk_tokens,
             now_ns=self._clock.now_ns(),
             peer_pace=peer_pace,
-            may_cut=not self._geometry.has_groups,
+            may_cut=self._geometry.may_cut_hits,
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, next_chunk: int, *, missing_tokens: int) -> bool:
@@ -112,7 +104,7 @@ class HitFinder:
             if not (is_expected or self._settings.always_load):
                 limit_s = wait_limit_s(missing_tokens, rates=self._rates.rates(), longest_s=limit_s)
             entry.save_wait = Deadline(limit_s, self._clock)
-            self._tally.add("waits_for_another_save")
+            self._tally.count("waits_for_another_save")
         return not entry.save_wait.has_passed()
 
     def _are_being_saved(self, entry: Tracked, *chunks: int) -> bool:

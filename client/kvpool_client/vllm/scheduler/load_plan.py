@@ -34,13 +34,14 @@ def load_order(
         ),
         tiers=promise.tiers[first:],
         is_async=is_async,
+        may_be_cut=geometry.may_cut_hits,
     )
 
 
-def failing_order(request_id: str, blocks: EngineBlocks, *, is_async: bool) -> LoadOrder:
+def failing_order(request_id: str, blocks: EngineBlocks, *, geometry: Geometry, is_async: bool) -> LoadOrder:
     """An order that can only fail, with every block of the request."""
     tables = tuple(tuple(table) for table in blocks.get_block_ids())
-    return LoadOrder(request_id, (), 0, 1, tables, b"", is_async)
+    return LoadOrder(request_id, (), 0, 1, tables, b"", is_async, geometry.may_cut_hits)
 
 
 def _chunks_of(part: Part, first: int, chunks: int) -> range:

@@ -105,7 +105,7 @@ class Offers:
             return False
         return question.answer is None or self._line.age_s(question) < PROMISE_AGE_MAX_S
 
-    def ask(self, entry: Tracked, hit: Hit, held_tokens: int) -> bool:
+    def ask_promise(self, entry: Tracked, hit: Hit, held_tokens: int) -> bool:
         """Ask for a promise of what the hit has after `held_tokens`; False where that is nothing."""
         if entry.answer is not None:
             self._line.give_back(entry.answer)
@@ -131,7 +131,7 @@ class Offers:
         if entry.answer_wait is None:
             patience_s = self._patience_s(entry)
             entry.answer_wait = Deadline(patience_s, self._clock)
-            self._tally.add("waits_for_the_daemon", int(patience_s > 0))
+            self._tally.count("waits_for_the_daemon", int(patience_s > 0))
         return not entry.answer_wait.has_passed()
 
     def promise(self, entry: Tracked) -> Promise:
@@ -172,7 +172,7 @@ class Offers:
         answer had not come."""
         self.are_declined = self.are_declined or entry.is_offered
         if entry.answer is not None and entry.answer.answer is None:
-            self._tally.add("declined_tokens_late_answer", entry.asked_tokens)
+            self._tally.count("declined_tokens_late_answer", entry.asked_tokens)
         self.give_back(entry)
 
     def give_back(self, entry: Tracked) -> None:

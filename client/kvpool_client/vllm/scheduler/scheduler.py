@@ -80,13 +80,13 @@ class SchedulerHalf:
         )
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
-        self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
+        self._hint_sender = HintSender(pool, geometry, tally=self.tally, guard=guard, clock=self._clock)
         self._is_rehashed = rehashes_sessions()
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, EngineRequest] = {}
         self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
-        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
+        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens)
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
@@ -111,7 +111,7 @@ class SchedulerHalf:
         if not watch_resets(pool, self._before_reset, self._after_reset):
             self._guard.warn_once("vLLM's resets cannot be seen", "nothing is saved after a change of weights")
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
-            self._pins.use(pool, None if is_stepped_while_idle else drain)
+            self._pins.hold_in(pool, None if is_stepped_while_idle else drain)
         else:
             self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
@@ -157,14 +157,14 @@ class SchedulerHalf:
         if not self._offers.has_time and (known is None or known.answer is None):
             return nothing if self._offers.are_declined else later  # no other connector's offer waits for this one
         if self._unverified_loads.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
-            self.tally.add("waits_for_a_shared_load")
+            self.tally.count("waits_for_a_shared_load")
             return later
         if self._off or not (self._role.may_load and is_looked_up(request)):
             return nothing
         entry = self._track(request)
         if entry.has_come_back(request):
             return nothing
-        usable = self._hits.usable_tokens(request.num_tokens)
+        usable = self._geometry.usable_tokens(request.num_tokens)
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if not self._offers.is_known(entry, held_tokens):
@@ -175,7 +175,7 @@ class SchedulerHalf:
             hit = self._hits.find(entry, held_tokens, usable)
             if hit is None:
                 return later
-            if not self._offers.ask(entry, hit, held_tokens):
+            if not self._offers.ask_promise(entry, hit, held_tokens):
                 return nothing
             if self._offers.is_pending(entry, held_tokens):
                 return later
@@ -189,7 +189,9 @@ class SchedulerHalf:
         self._offers.end_work()
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker has to report that none of the blocks came.
-            self._loads.append(failing_order(request.request_id, blocks, is_async=self._settings.is_async))
+            self._loads.append(
+                failing_order(request.request_id, blocks, geometry=self._geometry, is_async=self._settings.is_async)
+            )
 
     def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
@@ -198,7 +200,7 @@ class SchedulerHalf:
         entry.hit_sources = {}
         declined, entry.declined = entry.declined, {}
         for name, count in declined.items():
-            self.tally.add(name, count)
+            self.tally.count(name, count)
         kept = self._offers.chunks_kept(entry)
         if kept is not None:
             self._planner.plan_from(entry, kept)  # what is computed now
@@ -222,8 +224,10 @@ class SchedulerHalf:
         self._loads.append(order)
         if not order.is_async:
             place = first // self._geometry.hash_tokens
-            self._unverified_loads.add(UnverifiedLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
-        self._hits_under_way.begin(request.request_id, range(first, first + tokens))
+            self._unverified_loads.add_load(
+                UnverifiedLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry)
+            )
+        self._hits_under_way.begin_load(request.request_id, range(first, first + tokens))
         entry.hit_sources = sources_of(order.tiers, tokens, first % size, size)
         return True
 
@@ -235,20 +239,20 @@ class SchedulerHalf:
     def plan(self, step: EngineStep) -> StepPlan:
         """The plan of this step for the workers."""
         self._step += 1
-        self._unverified_loads.begin(self._step)
+        self._unverified_loads.begin_step(self._step)
         is_idle = not step.num_scheduled_tokens
         self._offers.begin_step(is_idle=is_idle and not self._times.is_computing)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         has_loads = bool(loads) and any(not order.is_async for order in loads)
-        self._times.begin(self._step, step, self._requests, has_loads=has_loads)
+        self._times.begin_step(self._step, step, self._requests, has_loads=has_loads)
         if self._waiting and not self._off:
             self._guard.call("announcing", None, lambda: self._hint_sender.announce(self._first_waiting()))
-        self._hint_sender.count()
+        self._hint_sender.move_counts()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
         if asked and has_foreign_loads(step, asked, {order.request_id for order in loads}):
-            self.tally.add("waits_for_another_connectors_load")
+            self.tally.count("waits_for_another_connectors_load")
             self._planner.hold(self._step)
         saves: tuple[SaveOrder, ...] | None = ()
         if not self._off:
@@ -256,7 +260,7 @@ class SchedulerHalf:
                 "planning saves", None, lambda: self._planner.plan(self._step, step, self._requests, loads)
             )
         if saves is None:
-            self._pins.undo(pinned_before)
+            self._pins.release_after(pinned_before)
             self._planner.forget_tables(self._requests)
         board = self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
@@ -280,16 +284,16 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta
         if not isinstance(report, StepReport):
             return
-        self._times.end(report.step)
+        self._times.end_step(report.step)
         has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
         dropped = self._planner.confirm(report.step, self._requests, has_failed=has_failed)
         if dropped:
-            self.tally.add("dropped_saves", dropped)
+            self.tally.count("dropped_saves", dropped)
         if report.ended_saves:
-            self._pins.end(report.ended_saves)
+            self._pins.count_ended(report.ended_saves)
         if report.unsaved:
             self._planner.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
-        settled = self._unverified_loads.settle(report.step)
+        settled = self._unverified_loads.settle_step(report.step)
         if output.invalid_block_ids:
             bad = set(output.invalid_block_ids)
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -297,17 +301,17 @@ class SchedulerHalf:
             self._planner.plan_behind_bad_blocks(bad, self._requests)
         if report.off and not self._off:
             self._off = report.off
-            self.tally.add("dropped_saves", self._planner.give_up())
+            self.tally.count("dropped_saves", self._planner.give_up())
             self._guard.warn_once("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
-            self._hits_under_way.note(request_id, outcome)
+            self._hits_under_way.note_outcome(request_id, outcome)
             size = self._geometry.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
                 # A load that came too late still measures how slow it was.
                 self._rates.add_load(outcome.tiers, size, outcome.cost_of_all_s)
             if outcome.is_complete:
                 continue
-            self.tally.add(f"failed_loads_{outcome.reason}")
+            self.tally.count(f"failed_loads_{outcome.reason}")
             if outcome.reason != "cancelled":  # its request has ended
                 self._guard.warn_once(
                     f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
@@ -316,9 +320,9 @@ class SchedulerHalf:
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
-                self._planner.plan_from(entry, 0 if self._geometry.has_groups else outcome.chunks)
+                self._planner.plan_from(entry, outcome.chunks)
         for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
-            self._hits_under_way.end(request_id)
+            self._hits_under_way.end_load(request_id)
         self._acknowledged = max(self._acknowledged, report.failed_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
@@ -331,11 +335,11 @@ class SchedulerHalf:
             self._cancelled.append(request.request_id)
         self._offers.give_back(entry)
         for name, chunks in entry.unplanned.items():
-            self.tally.add(name, chunks)
+            self.tally.count(name, chunks)
         if not self._requests and self._pins.must_end_with_requests:
-            self.tally.add("dropped_saves", self._planner.give_up())
+            self.tally.count("dropped_saves", self._planner.give_up())
             self._pins.idle()
-        return self._hint_sender.end(entry, self._pins.when_ended)
+        return self._hint_sender.end_request(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
         """Whether the engine must step on, until saves have been reported as ended and every question has its answer."""
@@ -352,7 +356,7 @@ class SchedulerHalf:
 
     def take_events(self) -> list[object]:
         """New events of the pool, in the engine's own form; never waits."""
-        return self._feed.take() if self._feed is not None else []
+        return self._feed.take_batch() if self._feed is not None else []
 
     def renew(self) -> bool:
         """Begin a new weight epoch: no chunk of the old weights is found, and no running load counts for the new ones.
@@ -391,7 +395,7 @@ class SchedulerHalf:
 
     def _free_for_reset(self) -> None:
         if self._pins and self._pins.are_alone():
-            self.tally.add("dropped_saves", self._planner.give_up())
+            self.tally.count("dropped_saves", self._planner.give_up())
             self._pins.free_for_reset()
 
     def _after_reset(self, is_done: bool) -> None:
@@ -427,12 +431,12 @@ class SchedulerHalf:
             may_save = self._role.may_save and entry.adapter != UNNAMED_ADAPTER
             entry.save_chunks = entry.hints.save_tokens(self._settings.save, prompt) // size if may_save else 0
             entry.boundaries |= boundaries_of(prompt, size)
-            if self._geometry.has_groups and prompt > (end := self.pool.chunks_max) * size:
+            if prompt > (end := self.pool.chunks_max) * size:
                 entry.boundaries.add(end)  # of the longest hit
         entry.extend_keys()
         if is_new:
             self._sightings.see(entry.take_unseen())
-            self._hint_sender.begin(entry)
+            self._hint_sender.send_hints(entry)
         return entry
 
     def _adapter_of(self, request: EngineRequest) -> str | None:

@@ -36,7 +36,7 @@ class StepTimes:
     def __repr__(self) -> str:
         return f"<StepTimes {len(self._begun)} under way>"
 
-    def begin(self, number: int, step: EngineStep, requests: Mapping[str, Tracked], *, has_loads: bool) -> None:
+    def begin_step(self, number: int, step: EngineStep, requests: Mapping[str, Tracked], *, has_loads: bool) -> None:
         """A step is planned."""
         prefilled = decoded = 0
         if not has_loads:
@@ -50,7 +50,7 @@ class StepTimes:
         while len(self._begun) > STEPS_MAX:
             self._forget(next(iter(self._begun)))
 
-    def end(self, number: int) -> None:
+    def end_step(self, number: int) -> None:
         """A step has been reported."""
         now_ns = self._clock.now_ns()
         begun_ns, prefilled, decoded = self._begun.get(number, (now_ns, 0, 0))

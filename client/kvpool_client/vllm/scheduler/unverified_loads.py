@@ -37,11 +37,11 @@ class UnverifiedLoads:
     def __repr__(self) -> str:
         return f"<UnverifiedLoads {len(self._loads)}>"
 
-    def add(self, load: UnverifiedLoad) -> None:
+    def add_load(self, load: UnverifiedLoad) -> None:
         """Add a load that a step begins."""
         self._loads.append(load)
 
-    def settle(self, step: int) -> list[UnverifiedLoad]:
+    def settle_step(self, step: int) -> list[UnverifiedLoad]:
         """Remove the loads of step `step` and before, which have been reported, and return them."""
         if not self._loads:
             return []
@@ -49,10 +49,10 @@ class UnverifiedLoads:
         self._loads = [load for load in self._loads if load.step > step]
         return settled
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Step `step` begins: drop loads of steps so old that they will never be reported."""
         if self._loads:
-            self.settle(step - STEPS_MAX)
+            self.settle_step(step - STEPS_MAX)
 
     def has_any_of(self, hashes: Sequence[bytes], held: int) -> bool:
         """Whether the first `held` of these blocks depend on an unverified load."""

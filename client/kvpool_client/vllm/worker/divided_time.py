@@ -27,15 +27,15 @@ class DividedTime:
     def __repr__(self) -> str:
         return f"<DividedTime {self._under_way} under way, {self._waited_for} waited for>"
 
-    def begin(self) -> float:
-        """A load is under way from now on. Returns what `end` gives the difference to."""
+    def begin_load(self) -> float:
+        """A load is under way from now on. Returns what `end_load` gives the difference to."""
         with self._lock:
             self._pass()
             self._under_way += 1
             return self._passed_s
 
-    def end(self, begun_s: float) -> float:
-        """A load has ended. Returns what it has cost, in seconds; `begun_s`: from its `begin`."""
+    def end_load(self, begun_s: float) -> float:
+        """A load has ended. Returns what it has cost, in seconds; `begun_s`: from its `begin_load`."""
         with self._lock:
             self._pass()
             self._under_way -= 1

@@ -1,6 +1,6 @@
 """Fetch: one load order on one rank.
 
-    ORDERED ──begin──► CLAIMED ──finish──► ENDED (LoadOutcome)
+    ORDERED ──begin_load──► CLAIMED ──finish──► ENDED (LoadOutcome)
         └──cancel, an empty claim──► ENDED with nothing
 
 In every case `finish` gives an outcome, the lease is released, and no byte is written to the blocks afterwards. One thread at a
@@ -45,11 +45,11 @@ class Fetch:
         """The id of the request."""
         return self.order.request_id
 
-    def begin(self, memory: EngineMemory) -> None:
+    def begin_load(self, memory: EngineMemory) -> None:
         """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:
             return
-        self._begun_s = self._divided.begin()
+        self._begun_s = self._divided.begin_load()
         with self._spending():
             self._lease = memory.pool.claim(self._ticket)
             if self._lease.chunks != self.order.chunks:
@@ -62,8 +62,8 @@ class Fetch:
             load.cancel()
 
     def wait_layer(self, layer: int) -> bool:
-        """Wait until the layer is in place in every block; False where it will not come. Of an engine without groups: others
-        load between steps alone."""
+        """Wait until the layer is in place in every block; False where it will not come. REQUIRES: hits may be cut; other
+        engines load between steps alone."""
         load = self._load
         self._waited.add(layer)
         with self._spending():
@@ -82,14 +82,16 @@ class Fetch:
             load.cancel()
 
     def finish(self) -> LoadOutcome:
-        """Wait until the load has ended, and release the lease. Returns the outcome."""
+        """Wait until the load has ended, and release the lease. Returns the outcome: a load that may not be cut has brought all
+        or nothing."""
         load, wanted = self._load, self.order.chunks
         if load is None:
             chunks, reason = 0, "gone" if self._is_wanted else "cancelled"
         else:
             with self._spending():
                 result = load.wait()
-            chunks, reason = result.chunks, result.reason
+            is_usable = self.order.may_be_cut or result.chunks >= wanted
+            chunks, reason = result.chunks if is_usable else 0, result.reason
         self.release()
         return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers, self._cost_s)
 
@@ -106,13 +108,13 @@ class Fetch:
     def release(self) -> None:
         """Release the lease: the load is no longer under way. Idempotent."""
         if self._begun_s is not None:
-            self._cost_s, self._begun_s = self._divided.end(self._begun_s), None
+            self._cost_s, self._begun_s = self._divided.end_load(self._begun_s), None
         if self._lease is not None:
             self._lease.release()
 
     def blocks_without(self, outcome: LoadOutcome) -> set[int]:
-        """The blocks that should have been written and are invalid: the first failed chunk's and all after it. Of an engine
-        without groups: with them a load that fails is reported by its request."""
+        """The blocks that should have been written and are invalid: the first failed chunk's and all after it. REQUIRES: hits
+        may be cut; else a load that fails is reported by its request."""
         block_ids = self.order.block_ids[0]
         chunk_blocks = len(block_ids) // max(1, self.order.chunks - self.order.first_chunk)
         good = max(0, outcome.chunks - self.order.first_chunk) * chunk_blocks

@@ -35,7 +35,7 @@ class MicroBatches:
         is_on = bool(getattr(parallel, "use_ubatching", False))
         return cls(int(getattr(parallel, "num_ubatches", 2)) if is_on else 1)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step begins."""
         self._written.clear()
 

@@ -19,8 +19,7 @@ class AbsentWorker:
 
     loads_by_layer = saves_by_layer = is_quiet = False
 
-    def __init__(self, off: str, rank: int, *, has_groups: bool = False) -> None:
-        """`has_groups`: vLLM is notified of a failed load by its request alone, not by its blocks."""
+    def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()
         self._rank = rank
         self._board = RankSaves()
@@ -28,7 +27,6 @@ class AbsentWorker:
         self._plan = NO_PLAN
         self._outcomes: dict[str, LoadOutcome] = {}
         self._finished: set[str] = set()
-        self._has_groups = has_groups
         self._failed_loads: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._failed_step = 0
@@ -42,7 +40,7 @@ class AbsentWorker:
         del tensors
         return True
 
-    def begin(self, plan: StepPlan) -> None:
+    def begin_step(self, plan: StepPlan) -> None:
         """A step begins: its loads fail."""
         self._plan = plan
         if plan.board and not self._board.has_attached:
@@ -50,11 +48,11 @@ class AbsentWorker:
                 self._board.attach(plan.board, self._rank)
         for order in plan.loads:
             self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers, 0.0)
-            if self._has_groups:
-                self._failed_loads.add(order.request_id)
-            else:
+            if order.may_be_cut:
                 self._bad_blocks.update(block for block in order.block_ids[0] if block >= 0)
-            self.tally.add("short_loads_no-pool")
+            else:
+                self._failed_loads.add(order.request_id)
+            self.tally.count("short_loads_no-pool")
             if order.is_async:
                 self._finished.add(order.request_id)
             else:
@@ -90,7 +88,7 @@ class AbsentWorker:
         return taken
 
     def take_failed(self) -> set[str]:
-        """The same, in an engine whose layout has groups."""
+        """The same, where vLLM is not notified of blocks."""
         taken, self._failed_loads = self._failed_loads, set()
         return taken
 

@@ -22,7 +22,6 @@ from kvpool_client.vllm.plan import SaveOrder
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
-from kvpool_client.vllm.worker.group_save_task import GroupSaveTask
 from kvpool_client.vllm.worker.save_task import SaveTask
 
 # Saves under way at once: one copies while another one asks the daemon.
@@ -71,11 +70,11 @@ class Saver:
         """Whether orders are under way, or have ended and were not reported yet."""
         return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
 
-    def use(self, memory: EngineMemory) -> None:
+    def use_memory(self, memory: EngineMemory) -> None:
         """Set where blocks are read and stored from now on."""
         self._memory = memory
 
-    def begin(self, orders: Sequence[SaveOrder]) -> None:
+    def begin_step(self, orders: Sequence[SaveOrder]) -> None:
         """A step begins. Give up what an unfinished step has left."""
         self.drop()
         self._orders = orders
@@ -90,7 +89,7 @@ class Saver:
         if not may_save:
             self.drop()
             return
-        waiting = [task for task in self._opened(may_save=True) if not self._commit(task)]
+        waiting = [task for task in self._opened(may_save=True) if not self._commit_in_step(task)]
         orders, self._orders, self._open = self._orders, (), None
         for task in waiting:
             self._try_again(task)
@@ -107,9 +106,9 @@ class Saver:
             self._guard.call("giving a save up", None, task.abort)
         pinned = [order for order in orders if order.pin]
         for order in pinned:
-            self._end(order)
+            self._end_order(order)
         if self._is_writer:
-            self._tally.add("dropped_saves", len(opened) + len(pinned))
+            self._tally.count("dropped_saves", len(opened) + len(pinned))
 
     def poll(self) -> None:
         """Check the saves that run or wait between steps."""
@@ -120,13 +119,13 @@ class Saver:
             elif not future.result():
                 self._waiting.append(task)
             else:
-                self._settle(task)
+                self._end_task(task)
         waiting, self._waiting = self._waiting, []
         for task in waiting:
             is_held_up = self._guard.call("waiting for another save", False, task.waits_for_another)
             if task.is_late:
                 self._guard.call("giving a save up", None, task.abort)
-                self._settle(task)
+                self._end_task(task)
             elif is_held_up:
                 self._waiting.append(task)
             else:
@@ -183,30 +182,33 @@ class Saver:
     def _new(self, order: SaveOrder) -> SaveTask | None:
         if self._memory is None:
             return None
-        kind = GroupSaveTask if self._memory.geometry.has_groups else SaveTask
-        return kind(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
+        return SaveTask(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
-    def _commit(self, task: SaveTask) -> bool:
+    def _commit_in_step(self, task: SaveTask) -> bool:
         """Commit a save of this step. Whether it has ended."""
+        if is_over := self._commit_task(task):
+            self._count_task(task)
+        return is_over
+
+    def _commit_task(self, task: SaveTask) -> bool:
+        """Commit a save. Whether it has ended: else it waits for another one."""
         is_over = self._guard.call("ending a save", None, task.commit)
         if is_over is None:
             self._guard.call("giving a save up", None, task.abort)
-        if is_over is not False:
-            self._count(task)
         return is_over is not False
 
     def _try_again(self, task: SaveTask) -> None:
         """The step's own saves have ended: orders that waited for one of them can be stored now, the rest is planned again."""
         is_held_up = self._guard.call("waiting for another save", True, task.waits_for_another)
-        if not is_held_up and (not self._did("opening a save", task.open) or self._commit(task)):
+        if not is_held_up and (not self._did("opening a save", task.open) or self._commit_in_step(task)):
             return
         self._unsaved[task.order.request_id] = task.next_chunk
-        self._count(task)
+        self._count_task(task)
 
     def _hand_over(self, order: SaveOrder, mark: Callable[[], None] | None) -> None:
         task = self._new(order) if self._is_writer else None
         if task is None or mark is None:
-            self._end(order)
+            self._end_order(order)
             return
         self._submit_in_turn(task, mark)
 
@@ -231,20 +233,17 @@ class Saver:
         if not is_on or not self._did("opening a save", task.open):
             task.drop()
             return True
-        is_over = self._guard.call("ending a save", None, task.commit)
-        if is_over is None:
-            self._guard.call("giving a save up", None, task.abort)
-        return is_over is not False
+        return self._commit_task(task)
 
-    def _settle(self, task: SaveTask) -> None:
-        self._count(task)
-        self._end(task.order)
+    def _end_task(self, task: SaveTask) -> None:
+        self._count_task(task)
+        self._end_order(task.order)
 
-    def _count(self, task: SaveTask) -> None:
+    def _count_task(self, task: SaveTask) -> None:
         for name, amount in task.counts.items():
-            self._tally.add(name, amount)
+            self._tally.count(name, amount)
 
-    def _end(self, order: SaveOrder) -> None:
+    def _end_order(self, order: SaveOrder) -> None:
         self._ended[order.pin] = self._ended.get(order.pin, 0) + 1
 
     def _mark(self) -> Callable[[], None] | None:

@@ -14,9 +14,9 @@ from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.surface import EngineConfig
 
 
-def broken_recovery(config: EngineConfig, *, has_groups: bool) -> str:
+def broken_recovery(config: EngineConfig, *, may_cut_hits: bool) -> str:
     """Why vLLM does not recover from a synchronous load that fails; empty where it does."""
-    if has_groups:
+    if not may_cut_hits:
         return "vLLM cannot be notified that one has failed where layers need different tokens of a prompt"
     if getattr(getattr(config, "scheduler_config", None), "async_scheduling", False):
         return "vLLM schedules asynchronously (--no-async-scheduling would allow it)"
@@ -27,7 +27,7 @@ def broken_recovery(config: EngineConfig, *, has_groups: bool) -> str:
     return ""
 
 
-def served_loads(settings: Settings, config: EngineConfig, *, has_groups: bool) -> tuple[Settings, str]:
+def served_loads(settings: Settings, config: EngineConfig, *, may_cut_hits: bool) -> tuple[Settings, str]:
     """The settings with a kind of load that vLLM recovers from, and the reason where it differs from the requested one."""
-    reason = "" if settings.is_async else broken_recovery(config, has_groups=has_groups)
+    reason = "" if settings.is_async else broken_recovery(config, may_cut_hits=may_cut_hits)
     return (replace(settings, load="async"), reason) if reason else (settings, "")

@@ -91,15 +91,15 @@ class WorkerHalf:
         try:
             self.pool = self.pool or self._connect()
             self._memory = EngineMemory(self.pool, self._geometry, tensors, rank=self._rank)
-            self._saver.use(self._memory)
+            self._saver.use_memory(self._memory)
             self._off = ""
         except KVPoolError as error:
             self._off = str(error)
             self._guard.warn_once("this worker has no pool", self._off)
-            self.tally.add(f"refusals_{code_of(error)}")
+            self.tally.count(f"refusals_{code_of(error)}")
         return True
 
-    def begin(self, plan: StepPlan) -> None:
+    def begin_step(self, plan: StepPlan) -> None:
         """A step begins. Give up what an unfinished step has left."""
         is_asked = bool(plan.loads or plan.saves or plan.cancelled)
         if self.is_quiet and not is_asked:
@@ -124,7 +124,7 @@ class WorkerHalf:
         ):
             self.is_quiet = True
             return
-        self._saver.begin(plan.saves)
+        self._saver.begin_step(plan.saves)
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
                 if fetch.request_id == request_id:
@@ -139,7 +139,7 @@ class WorkerHalf:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
             self._sync.append(fetch)
-            self._guard.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
+            self._guard.call("starting a load", None, lambda fetch=fetch: self._begin_load(fetch))  # type: ignore[misc]  # bound now
             for layer in range(len(self._layers)):
                 if layer not in self._trusted:
                     self._wait(fetch, layer)
@@ -181,11 +181,11 @@ class WorkerHalf:
             if error is not None:
                 self._guard.warn_once(f"a load failed: {type(error).__name__}", str(error))
                 fetch.release()
-            self._settle(fetch, failed(fetch.order, "error") if error is not None else future.result())
+            self._settle_load(fetch, failed(fetch.order, "error") if error is not None else future.result())
         return {fetch.request_id for fetch, _ in ended}
 
     def take_failed(self) -> set[str]:
-        """Requests whose load has failed since the last call, in an engine whose layout has groups."""
+        """Requests whose load has failed since the last call, where vLLM is not notified of blocks."""
         taken, self._failed_loads = self._failed_loads, set()
         return taken
 
@@ -229,12 +229,12 @@ class WorkerHalf:
         if self.pool is not None:
             self.pool.close()
 
-    def _begin(self, fetch: Fetch) -> None:
+    def _begin_load(self, fetch: Fetch) -> None:
         if self._memory is not None:
-            fetch.begin(self._memory)
+            fetch.begin_load(self._memory)
 
     def _carry_out(self, fetch: Fetch) -> LoadOutcome:
-        self._begin(fetch)
+        self._begin_load(fetch)
         return fetch.finish()
 
     def _wait(self, fetch: Fetch, layer: int) -> None:
@@ -255,20 +255,20 @@ class WorkerHalf:
                 self._seen = set()
                 self._guard.warn_once("the model does not wait for its layers, loads are waited for at once")
                 outcome = failed(fetch.order, "not-waited-for")
-            self._settle(fetch, outcome)
+            self._settle_load(fetch, outcome)
         self._trusted |= self._seen
 
-    def _settle(self, fetch: Fetch, outcome: LoadOutcome) -> None:
+    def _settle_load(self, fetch: Fetch, outcome: LoadOutcome) -> None:
         self._outcomes[fetch.request_id] = outcome
-        self.tally.add("loads")
-        self.tally.add("loaded_chunks", max(0, outcome.chunks - fetch.order.first_chunk))
-        self.tally.add("load_seconds", outcome.seconds)
+        self.tally.count("loads")
+        self.tally.count("loaded_chunks", max(0, outcome.chunks - fetch.order.first_chunk))
+        self.tally.count("load_seconds", outcome.seconds)
         if not outcome.is_complete:
-            self.tally.add(f"short_loads_{outcome.reason}")
-            if self._geometry.has_groups:
-                self._failed_loads.add(fetch.request_id)
-            else:
+            self.tally.count(f"short_loads_{outcome.reason}")
+            if fetch.order.may_be_cut:
                 self._bad_blocks |= fetch.blocks_without(outcome)
+            else:
+                self._failed_loads.add(fetch.request_id)
             if not fetch.order.is_async:
                 self._failed_step = self._plan.step
 

@@ -1,16 +1,12 @@
 """Chunks whose bytes have changed in the pool: the tokens stay the same, the chunk is dropped, no wrong one replaces it."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.engines.vllm.conftest import Survivor, counted, wait_stored
-from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_stored
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import wait_until
-
-Plain = Callable[[Geometry], Engine]
 
 
 @pytest.mark.parametrize("chunk", [0, 3, -1], ids=["first", "middle", "last"])

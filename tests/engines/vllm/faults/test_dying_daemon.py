@@ -1,18 +1,16 @@
 """Death and return of the daemon at every moment of a request: the same tokens, and the engine lives on."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import Survivor, counted, wait_restored, wait_stored
-from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
+from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_restored, wait_stored
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 ASKED = prompts(first=800)
 # Long enough that a test which polls every few milliseconds hits it.
 PAUSE = "delay(1500ms)"

@@ -9,18 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import Survivor, counted, wait_restored, wait_stored
-from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
+from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_restored, wait_stored
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.rigs.daemon import Daemon, wait_until
 
 ASKED = [prompt(1300, 1500), prompt(1301, 700)]
 # A read of this time leaves a test time to poll, and all of them together stay below the limit without progress.
 READ_US = 50_000
-
-Plain = Callable[[Geometry], Engine]
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, wait_stored
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 BLOCKS = 30
 # No multiple of a chunk or a block.
 STEP_TOKENS = 90

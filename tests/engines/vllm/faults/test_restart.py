@@ -1,17 +1,14 @@
 """A restart of the daemon, after which the SSD tier alone has the chunks: the engine loads them from there."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import Survivor, counted, wait_restored, wait_stored
-from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_restored, wait_stored
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import wait_until
-
-Plain = Callable[[Geometry], Engine]
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, wait_restored, wait_served, wait_stored
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, wait_restored, wait_served, wait_stored
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -24,8 +24,6 @@ READ_US = 40_000
 # The target is 1.02; the bound leaves room for a busy machine.
 OVERHEAD_MAX = 1.10
 DECLINED = "kvpool_declined_tokens/slower_than_computing_ssd"
-
-Plain = Callable[[Geometry], Engine]
 
 
 @pytest.mark.timed

@@ -9,22 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, wait_restored, wait_served
+from tests.engines.vllm.conftest import Plain, StartEngine, external_tokens, wait_restored, wait_served
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import Engine
 from tests.engines.vllm.rigs.prompts import prompt
-from tests.engines.vllm.rigs.tiny_models import RECURRENT, RECURRENT_BLOCK, Geometry
+from tests.engines.vllm.rigs.tiny_models import RECURRENT, RECURRENT_BLOCK
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 LONG = 1500
 OWN_CHUNKS = {"kvpool.chunk_tokens": 0}
-
-
-def loaded_tokens(engine: Engine) -> int:
-    """Tokens that vLLM took from the pool so far."""
-    shown = engine.ask("counters")
-    return int(sum(shown.get(f"kvpool_hit_tokens/{tier}", 0) for tier in ("dram", "ssd")))
 
 
 def answers(engine: Engine, asked: list[list[int]], count: int = 16) -> list[list[int]]:
@@ -49,9 +42,9 @@ def test_a_long_prompt_is_loaded_but_for_its_last_tokens(
     chunks = LONG // RECURRENT_BLOCK
     wait_until(lambda: int(module_daemon.stats()["dram.chunks"]) >= before + chunks + 3, "all is stored")
     stored = int(module_daemon.stats()["dram.chunks"]) - before
-    loaded = loaded_tokens(engine)
+    loaded = external_tokens(engine)
     assert answers(engine, asked) == expected
-    assert loaded_tokens(engine) - loaded == chunks * RECURRENT_BLOCK >= 0.9 * LONG
+    assert external_tokens(engine) - loaded == chunks * RECURRENT_BLOCK >= 0.9 * LONG
     assert engine.ask("blocks_in_use")["most"] <= used
     assert stored == chunks + RECURRENT.layers - 1, "of each layer with a state one, of the others every chunk"
     report(f"{stored / (chunks * RECURRENT.layers):.2f} of all layers of all chunks")
@@ -82,10 +75,10 @@ def test_pieces_and_preemption_change_no_token_and_shared_ways_are_hits(
     asked = [[*shared, *prompt(3021 + index, 400)] for index in range(4)]
     expected = answers(alone, asked)
     for index, ids in enumerate(asked):
-        loaded = loaded_tokens(cramped)
+        loaded = external_tokens(cramped)
         assert answers(cramped, [ids]) == [expected[index]]
         if index >= 2:
-            assert loaded_tokens(cramped) - loaded >= 3 * RECURRENT_BLOCK
+            assert external_tokens(cramped) - loaded >= 3 * RECURRENT_BLOCK
     many = [prompt(3030 + index, 500 + 40 * index) for index in range(6)]
     for _ in range(2):
         assert len(cramped.tokens(many, 300)) == len(
@@ -108,18 +101,18 @@ def test_flipped_bits_in_states_and_chunks_change_no_token(engine: Engine, modul
     turn_bits(module_daemon)
     for _ in range(3):
         assert answers(engine, asked) == expected
-    loaded = loaded_tokens(engine)
+    loaded = external_tokens(engine)
     assert answers(engine, asked) == expected
-    assert loaded_tokens(engine) > loaded, "what was computed instead is stored and loaded"
+    assert external_tokens(engine) > loaded, "what was computed instead is stored and loaded"
 
 
 def test_generated_tokens_are_loaded_by_the_next_turn(start_engine: StartEngine, module_daemon: Daemon) -> None:
     engine = start_engine(RECURRENT, socket=module_daemon.socket, settings={**OWN_CHUNKS, "kvpool.save": "all"})
     asked = prompt(3060, 600)
     turn = [*asked, *engine.tokens([asked], 320)[0], 7]
-    loaded = loaded_tokens(engine)
+    loaded = external_tokens(engine)
     engine.tokens([turn], 8)
-    assert loaded_tokens(engine) - loaded == len(turn) // RECURRENT_BLOCK * RECURRENT_BLOCK > len(asked)
+    assert external_tokens(engine) - loaded == len(turn) // RECURRENT_BLOCK * RECURRENT_BLOCK > len(asked)
     engine.close()
 
 
@@ -139,9 +132,9 @@ def test_states_come_back_from_disk_and_a_killed_daemon_changes_no_token(
         daemon.start()
         wait_restored(daemon, chunks)
         wait_served(engine, daemon)
-        loaded = loaded_tokens(engine)
+        loaded = external_tokens(engine)
         assert answers(engine, asked) == expected
-        assert loaded_tokens(engine) - loaded == (3 + 2) * RECURRENT_BLOCK
+        assert external_tokens(engine) - loaded == (3 + 2) * RECURRENT_BLOCK
         daemon.kill()
         assert answers(engine, asked) == expected, "killed"
         engine.close()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine
+from tests.engines.vllm.conftest import StartEngine, external_tokens
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import prompt
@@ -27,10 +27,6 @@ def engine(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
     return start_engine(UNEVEN, socket=module_daemon.socket, **ITS_CODE)
 
 
-def loaded_tokens(engine: Engine) -> int:
-    return int(engine.ask("counters").get("kvpool_hit_tokens/dram", 0))
-
-
 def test_all_but_the_last_tokens_are_loaded(
     engine: Engine, module_daemon: Daemon, expected: list[list[int]], report: Callable[[str], None]
 ) -> None:
@@ -40,7 +36,7 @@ def test_all_but_the_last_tokens_are_loaded(
     wait_until(lambda: int(module_daemon.stats()["dram.chunks"]) >= groups * chunks, "all is stored")
     assert int(module_daemon.stats()["dram.chunks"]) == groups * chunks, "a group for each size of blocks"
     assert engine.tokens(ASKED, 16) == expected
-    assert loaded_tokens(engine) == WHOLE
+    assert external_tokens(engine) == WHOLE
     report(f"{WHOLE} of {sum(map(len, ASKED))} tokens")
 
 
@@ -50,7 +46,7 @@ def test_another_engine_loads_them(
     assert engine.tokens(ASKED, 16) == expected
     with start_engine(UNEVEN, socket=module_daemon.socket, **ITS_CODE) as fresh:
         assert fresh.tokens(ASKED, 16) == expected
-        assert loaded_tokens(fresh) == WHOLE
+        assert external_tokens(fresh) == WHOLE
 
 
 def test_flipped_bits_in_any_size_of_blocks_change_no_token(
@@ -60,6 +56,6 @@ def test_flipped_bits_in_any_size_of_blocks_change_no_token(
     turn_bits(module_daemon)
     for _ in range(3):
         assert engine.tokens(ASKED, 16) == expected
-    loaded = loaded_tokens(engine)
+    loaded = external_tokens(engine)
     assert engine.tokens(ASKED, 16) == expected
-    assert loaded_tokens(engine) > loaded, "what was computed instead is stored and loaded"
+    assert external_tokens(engine) > loaded, "what was computed instead is stored and loaded"

@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, external_tokens, wait_restored, wait_served
+from tests.engines.vllm.conftest import Plain, StartEngine, external_tokens, wait_restored, wait_served
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt
 from tests.engines.vllm.rigs.tiny_models import EXPERTS, HYBRID, LOCAL, WINDOWED, Geometry
 from tests.rigs.daemon import Daemon, wait_until
 
-Plain = Callable[[Geometry], Engine]
 LONG = 1500
 # Of all layers of all chunks of a prompt of LONG tokens: a full layer in four, and windows of a chunk before its end.
 STORED_SHARE_MAX = 0.6

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, counted, loaded_tokens, wait_loaded
+from tests.engines.vllm.conftest import Plain, StartEngine, counted, loaded_tokens, wait_loaded
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.rigs.daemon import wait_until
 from tests.rigs.nodes.two_nodes import PeerDaemon, pulled_chunks, two_nodes, wait_known
 
-Plain = Callable[[Geometry], Engine]
 TOKENS = 16
 # How long an engine waits for a load that does not come, and what a busy machine adds.
 FAILED_PULL_S, SLACK_S = 2.0, 10.0

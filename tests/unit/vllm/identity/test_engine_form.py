@@ -12,7 +12,9 @@ import pytest
 from kvpool_client.vllm.identity.engine_form import cache_code, engine_form
 from tests.rigs.vllm import fake_vllm
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+import torch
 
 pytestmark = pytest.mark.torch
 

@@ -16,11 +16,11 @@ from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.vllm.identity.identity import AdapterNames, model_name
 from kvpool_client.vllm.support import Unserved
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
-from tests.rigs.held_weights import begun_now  # noqa: E402 - likewise
-from tests.rigs.vllm.config import config_of  # noqa: E402 - only where torch is
+from tests.rigs.daemon import wait_until
+from tests.rigs.held_weights import begun_now
+from tests.rigs.vllm.config import config_of
 
 __all__ = ["begun_now"]
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("begun_now")]

@@ -7,6 +7,7 @@ import pytest
 
 from kvpool_client.vllm.ranks.stage_layers import OwnLayers, StageLayers, needs_stage_layers
 from kvpool_client.vllm.support import Unserved
+from tests.rigs.vllm.specs import FullAttentionSpec, SlidingWindowSpec
 
 FIRST, SECOND = OwnLayers((0, 1), (("l.0",), ("l.1",))), OwnLayers((0, 1), (("l.2",), ("l.3",)))
 KINDS: Any = [SimpleNamespace(table=0, layer_names=("l.0",)), SimpleNamespace(table=1, layer_names=("l.1",))]
@@ -48,9 +49,15 @@ def test_stages_that_do_not_fit_are_refused(stages: tuple[OwnLayers, ...], own: 
         StageLayers(stages).of_kinds(KINDS, own)
 
 
-@pytest.mark.parametrize(("stages", "has_groups", "head_groups"), [(1, True, 1), (2, False, 1), (2, True, 0)])
-def test_other_engines_wait_for_nothing(stages: int, has_groups: bool, head_groups: int) -> None:
+@pytest.mark.parametrize(("stages", "windows", "head_groups"), [(1, (0, 12), 1), (2, (0,), 1), (2, (0, 12), 0)])
+def test_other_engines_wait_for_nothing(stages: int, windows: tuple[int, ...], head_groups: int) -> None:
     config: Any = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=stages))
-    assert not needs_stage_layers(config, has_groups=has_groups, head_groups=head_groups)
+    assert not needs_stage_layers(config, caches_of_windows(windows), head_groups=head_groups)
     config.parallel_config.pipeline_parallel_size = 2
-    assert needs_stage_layers(config, has_groups=True, head_groups=1)
+    assert needs_stage_layers(config, caches_of_windows((0, 12)), head_groups=1)
+
+
+def caches_of_windows(windows: tuple[int, ...]) -> Any:
+    specs = [SlidingWindowSpec(sliding_window=window) if window else FullAttentionSpec() for window in windows]
+    groups = [SimpleNamespace(layer_names=[f"l.{at}"], kv_cache_spec=spec) for at, spec in enumerate(specs)]
+    return SimpleNamespace(kv_cache_groups=groups)

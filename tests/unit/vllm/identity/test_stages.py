@@ -8,32 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
 from kvpool_client.vllm.identity.geometry import geometry_of
 from kvpool_client.vllm.worker.sync_loads import broken_recovery
 from tests.rigs.daemon import Daemon, wait_until
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - likewise
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
-    CHUNK,
-    StartEngine,
-    ask,
-    counted,
-    lose_next_lease,
-    prompt,
-    start_engine,
-)
-from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.config import caches_of, config_of
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, corrupt, counted, lose_next_lease, prompt
+from tests.rigs.vllm.specs import specs_by_layer
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 STAGES = (2, 1)
@@ -43,14 +27,14 @@ STAGES = (2, 1)
     ("stages", "ranks", "load"), [((2, 1), 2, "async"), ((1, 2), 1, "sync"), ((1, 1, 1), 1, "async")]
 )
 def test_stages_store_their_own_layers_and_another_engine_loads_them(
-    start_engine: StartEngine, daemon: Daemon, stages: tuple[int, ...], ranks: int, load: str
+    start: StartEngine, daemon: Daemon, stages: tuple[int, ...], ranks: int, load: str
 ) -> None:
-    first = start_engine(stages=stages, ranks=ranks, kvpool__load=load)
+    first = start(stages=stages, ranks=ranks, kvpool__load=load)
     ask(first, "cold", TOKENS)
     assert counted(first, "saved_chunks") == 5 * ranks * len(stages)
     assert daemon.stats()["dram.chunks"] == 5 * ranks * len(stages)
     assert ask(first, "again", TOKENS).external == 5 * CHUNK
-    other = start_engine(stages=stages, ranks=ranks, kvpool__load=load)
+    other = start(stages=stages, ranks=ranks, kvpool__load=load)
     assert ask(other, "other", TOKENS, new_tokens=3).external == 5 * CHUNK
     assert counted(other, "loaded_chunks") == 5 * ranks * len(stages)
     assert other.recomputed == 0
@@ -58,77 +42,63 @@ def test_stages_store_their_own_layers_and_another_engine_loads_them(
     assert daemon.problems() == []
 
 
-def test_kv_replicated_over_ranks_of_a_stage_is_stored_once_for_each_stage(
-    start_engine: StartEngine, daemon: Daemon
-) -> None:
-    engine = start_engine(stages=STAGES, ranks=2, replicas=2)
+def test_kv_replicated_over_ranks_of_a_stage_is_stored_once_for_each_stage(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(stages=STAGES, ranks=2, replicas=2)
     ask(engine, "cold", TOKENS)
     assert daemon.stats()["dram.chunks"] == 5 * len(STAGES)
-    assert ask(start_engine(stages=STAGES, ranks=2, replicas=2), "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start(stages=STAGES, ranks=2, replicas=2), "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_other_divisions_of_the_same_model_share_nothing(start_engine: StartEngine) -> None:
-    ask(start_engine(stages=(2, 1)), "cold", TOKENS)
+def test_other_divisions_of_the_same_model_share_nothing(start: StartEngine) -> None:
+    ask(start(stages=(2, 1)), "cold", TOKENS)
     for stages, ranks in (((1, 2), 1), ((1, 1, 1), 1), ((2, 1), 2), ((3,), 2), ((3,), 1)):
-        assert ask(start_engine(stages=stages, ranks=ranks), "apart", TOKENS).external == 0
-    assert ask(start_engine(stages=(2, 1)), "same", TOKENS).external == 5 * CHUNK
+        assert ask(start(stages=stages, ranks=ranks), "apart", TOKENS).external == 0
+    assert ask(start(stages=(2, 1)), "same", TOKENS).external == 5 * CHUNK
 
 
 def test_stages_are_found_on_disk_after_a_restart_of_the_daemon(
-    start_engine: StartEngine, start_daemon: Callable[..., Daemon], tmp_path: Path
+    start: StartEngine, start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    ask(start_engine(socket=daemon.socket, stages=STAGES), "cold", TOKENS)
+    ask(start(socket=daemon.socket, stages=STAGES), "cold", TOKENS)
     with daemon.admin() as admin:
         assert admin.demote_all(60.0)["left"] == 0
     daemon.kill()
     daemon.start()
     wait_until(lambda: daemon.stats().get("ssd.chunks", 0) >= 5 * len(STAGES), "all chunks are found on disk")
-    other = start_engine(socket=daemon.socket, stages=STAGES)
+    other = start(socket=daemon.socket, stages=STAGES)
     assert ask(other, "warm", TOKENS).external == 5 * CHUNK
     assert counted(other, "hit_tokens_ssd") == 5 * CHUNK
     assert daemon.problems() == []
 
 
-def keys_of(engine: ScriptedEngine, rank: int) -> kv.KeyChain:
-    pool = engine.workers[rank]._worker.pool
-    keys: kv.KeyChain = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
-    return keys
-
-
-def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
-    """Flip bits of a chunk of TOKENS that one stage has stored, in its last layer."""
-    pool = engine.workers[rank]._worker.pool
-    with pool.acquire(pool.lookup(keys_of(engine, rank))) as lease:
-        arena = np.asarray(lease.hold.session.arena.view())
-        arena[int(lease.hold.rows.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
-
-
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_chunk_that_one_rank_of_one_stage_does_not_have_is_no_hit(start_engine: StartEngine, rank: int) -> None:
+def test_a_chunk_that_one_rank_of_one_stage_does_not_have_is_no_hit(start: StartEngine, rank: int) -> None:
     """The others have all five; the missing one is stored again when it is computed."""
-    engine = start_engine(stages=STAGES, ranks=2)
-    save, saved = engine.workers[rank]._worker.pool.save, []
+    engine = start(stages=STAGES, ranks=2)
+    memory, saved = engine.workers[rank]._worker._memory, []
+    save = memory.save
 
-    def first_two(keys: kv.KeyChain, cache: kv.Cache, block_ids: Any, **more: Any) -> kv.Save:
+    def first_two(keys: kv.KeyChain, chunks: Any, blocks: Any, retention: Any) -> kv.Save:
         saved.append(keys)
-        blocks = list(block_ids)[: 2 * 2] if len(saved) == 1 else block_ids
-        made: kv.Save = save(keys, cache, blocks, **({**more, "chunks": 2} if len(saved) == 1 else more))
+        if len(saved) == 1:
+            chunks, blocks = [chunks[0][:2]], [blocks[0][: 2 * 2]]
+        made: kv.Save = save(keys, chunks, blocks, retention)
         return made
 
-    engine.workers[rank]._worker.pool.save = first_two
+    memory.save = first_two
     ask(engine, "cold", TOKENS)
     assert saved
-    other = start_engine(stages=STAGES, ranks=2)
+    other = start(stages=STAGES, ranks=2)
     assert ask(other, "part", TOKENS).external == 2 * CHUNK
     assert counted(other, "saved_chunks") == 3
     assert ask(other, "whole", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stage_whose_save_fails_leaves_no_hit(start_engine: StartEngine, daemon: Daemon, rank: int) -> None:
-    engine = start_engine(stages=STAGES)
+def test_a_stage_whose_save_fails_leaves_no_hit(start: StartEngine, daemon: Daemon, rank: int) -> None:
+    engine = start(stages=STAGES)
 
     def broken(*_: object, **_more: object) -> None:
         raise ZeroDivisionError("a defect")
@@ -137,19 +107,19 @@ def test_a_stage_whose_save_fails_leaves_no_hit(start_engine: StartEngine, daemo
     ask(engine, "cold", TOKENS)
     assert daemon.stats()["dram.chunks"] == 5
     assert not engine.blocks.held
-    assert ask(start_engine(stages=STAGES), "warm", TOKENS).external == 0
-    assert ask(start_engine(stages=STAGES), "again", TOKENS).external == 5 * CHUNK
+    assert ask(start(stages=STAGES), "warm", TOKENS).external == 0
+    assert ask(start(stages=STAGES), "again", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("is_corrupt", [False, True])
 def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
-    start_engine: StartEngine, rank: int, is_corrupt: bool
+    start: StartEngine, rank: int, is_corrupt: bool
 ) -> None:
-    engine = start_engine(stages=STAGES)
+    engine = start(stages=STAGES)
     ask(engine, "cold", TOKENS)
     if is_corrupt:
-        corrupt(engine, rank, 2)
+        corrupt(engine, TOKENS, 2, rank, layer=-1)
     else:
         lose_next_lease(engine, rank)
     longer = TOKENS + prompt(2, 3 * CHUNK)
@@ -157,21 +127,19 @@ def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
     assert counted(engine, f"failed_loads_{'checksum' if is_corrupt else 'gone'}") == 1
-    assert ask(start_engine(stages=STAGES), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+    assert ask(start(stages=STAGES), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
 
 
-def test_a_daemon_killed_between_lookup_and_load_is_a_miss_of_all_stages(
-    start_engine: StartEngine, daemon: Daemon
-) -> None:
-    engine = start_engine(stages=STAGES)
+def test_a_daemon_killed_between_lookup_and_load_is_a_miss_of_all_stages(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(stages=STAGES)
     ask(engine, "cold", TOKENS)
     engine.on_allocated = daemon.kill
     assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
 
 
-def test_an_aborted_load_leaves_nothing_leased_on_any_stage(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(stages=STAGES)
+def test_an_aborted_load_leaves_nothing_leased_on_any_stage(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(stages=STAGES)
     ask(engine, "cold", TOKENS)
     engine.forget()
     request = Request("aborted", list(TOKENS))
@@ -183,8 +151,8 @@ def test_an_aborted_load_leaves_nothing_leased_on_any_stage(start_engine: StartE
     assert ask(engine, "next", TOKENS).external == 5 * CHUNK
 
 
-def test_blocks_are_held_until_every_stage_has_saved_them(start_engine: StartEngine) -> None:
-    engine = start_engine(stages=STAGES)
+def test_blocks_are_held_until_every_stage_has_saved_them(start: StartEngine) -> None:
+    engine = start(stages=STAGES)
     late = engine.workers[1]._worker
     report, reports = late.report, []
 
@@ -214,9 +182,9 @@ def test_a_single_stage_has_unchanged_names_and_keys() -> None:
 
 
 def test_loads_run_between_steps_where_steps_overlap() -> None:
-    assert "pipeline" in broken_recovery(config_of("/x", stages=STAGES), has_groups=False)
-    assert not broken_recovery(config_of("/x"), has_groups=False)
-    assert "different tokens" in broken_recovery(config_of("/x"), has_groups=True)
+    assert "pipeline" in broken_recovery(config_of("/x", stages=STAGES), may_cut_hits=True)
+    assert not broken_recovery(config_of("/x"), may_cut_hits=True)
+    assert "different tokens" in broken_recovery(config_of("/x"), may_cut_hits=False)
 
 
 def without_division(config: Any) -> None:
@@ -255,11 +223,11 @@ def test_stages_that_cannot_be_distinguished_are_refused_with_a_remedy(
 
 
 def test_a_stage_that_cannot_be_served_is_logged_and_no_hit_fails_for_it_twice(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+    start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ask(start_engine(stages=STAGES), "cold", TOKENS)
+    ask(start(stages=STAGES), "cold", TOKENS)
     with caplog.at_level(logging.WARNING, "vllm.kvpool"):
-        engine = start_engine(stages=STAGES, worker_specs={1: specs_by_layer()})
+        engine = start(stages=STAGES, worker_specs={1: specs_by_layer()})
         ask(engine, "first", TOKENS)
         for name in ("second", "third"):
             assert ask(engine, name, TOKENS).offers == [0]

@@ -3,20 +3,14 @@
 import pytest
 
 from tests.rigs.daemon import Daemon, wait_until
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, new_daemon: Daemon) -> None:
-    engine, other = start_engine(), start_engine()
+def test_a_reset_drops_prefixes_of_this_engine_alone(start: StartEngine, new_daemon: Daemon) -> None:
+    engine, other = start(), start()
     ask(engine, "cold", TOKENS)
     assert engine.new_weights()
     assert ask(engine, "after", TOKENS).external == 0
@@ -26,8 +20,8 @@ def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, 
     assert new_daemon.stats()["saved_chunks"] == 10
 
 
-def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engine: StartEngine) -> None:
-    engine, replica = start_engine(), start_engine()
+def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start: StartEngine) -> None:
+    engine, replica = start(), start()
     assert engine.new_weights()
     ask(replica, "late", TOKENS)
     assert ask(engine, "after", TOKENS).external == 0
@@ -38,16 +32,16 @@ def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engi
 
 
 @pytest.mark.parametrize("reset", ["engine", "node"])
-def test_a_reset_needs_no_daemon(start_engine: StartEngine, daemon: Daemon, reset: str) -> None:
-    engine = start_engine(kvpool__reset=reset)
+def test_a_reset_needs_no_daemon(start: StartEngine, daemon: Daemon, reset: str) -> None:
+    engine = start(kvpool__reset=reset)
     ask(engine, "cold", TOKENS)
     daemon.kill()
     assert engine.new_weights()
     assert ask(engine, "after", TOKENS).external == 0
 
 
-def test_a_reset_of_the_node_drops_the_models_chunks_for_all(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine, other, stranger = start_engine(kvpool__reset="node"), start_engine(), start_engine(weights="eight")
+def test_a_reset_of_the_node_drops_the_models_chunks_for_all(start: StartEngine, daemon: Daemon) -> None:
+    engine, other, stranger = start(kvpool__reset="node"), start(), start(weights="eight")
     ask(engine, "cold", TOKENS)
     ask(stranger, "stranger", TOKENS)
     assert engine.new_weights()
@@ -58,8 +52,8 @@ def test_a_reset_of_the_node_drops_the_models_chunks_for_all(start_engine: Start
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_request_that_runs_through_a_reset_is_saved_under_neither(start_engine: StartEngine, load: str) -> None:
-    engine = start_engine(budget=CHUNK, kvpool__load=load)
+def test_a_request_that_runs_through_a_reset_is_saved_under_neither(start: StartEngine, load: str) -> None:
+    engine = start(budget=CHUNK, kvpool__load=load)
     request = Request("running", list(TOKENS), new_tokens=2)
     engine.arrive(request)
     engine.step()
@@ -68,11 +62,11 @@ def test_a_request_that_runs_through_a_reset_is_saved_under_neither(start_engine
     engine.step_until(lambda: counted(engine, "saved_chunks") > 0, "what was under way is saved")
     assert counted(engine, "saved_chunks") == 1
     assert ask(engine, "new", TOKENS).external == 0
-    assert ask(start_engine(), "old", TOKENS).external == CHUNK
+    assert ask(start(), "old", TOKENS).external == CHUNK
 
 
-def test_a_request_that_waits_through_a_reset_belongs_to_the_new_weights(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_request_that_waits_through_a_reset_belongs_to_the_new_weights(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     engine.forget()
     request = Request("waiting", list(TOKENS))
@@ -83,8 +77,8 @@ def test_a_request_that_waits_through_a_reset_belongs_to_the_new_weights(start_e
     assert counted(engine, "saved_chunks") == 10
 
 
-def test_a_load_under_way_is_not_used_with_the_new_weights(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_load_under_way_is_not_used_with_the_new_weights(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     engine.forget()
     request = Request("loading", list(TOKENS), new_tokens=2)
@@ -99,8 +93,8 @@ def test_a_load_under_way_is_not_used_with_the_new_weights(start_engine: StartEn
     wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
 
 
-def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     engine.forget()
     running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
@@ -127,9 +121,9 @@ def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start_engin
 
 
 def test_nothing_is_saved_until_vllm_has_forgotten_its_own_prefixes(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+    start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start_engine()
+    engine = start()
     running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
     engine.arrive(running)
     engine.step()

@@ -16,21 +16,15 @@ from kvpool.router_events.vllm_format import Batch
 from kvpool.types import Event, EventKind, StoredChunk, levels_in
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
+from kvpool_client.vllm import event_feed
+from kvpool_client.vllm.event_feed import EventFeed
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.events.router import Index
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from kvpool_client.vllm import event_feed  # noqa: E402 - only where torch is
-from kvpool_client.vllm.event_feed import EventFeed  # noqa: E402 - likewise
-from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - likewise
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.fake_vllm import KVConnectorRole  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.config import caches_of, config_of
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.fake_vllm import KVConnectorRole
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt
 
 MEDIA = {"HBM": "GPU", "DRAM": "CPU", "SSD": "STORAGE"}
 
@@ -80,10 +74,10 @@ class Listener:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_listener_knows_chunks_stored_by_any_engine(start_engine: StartEngine, ranks: int) -> None:
-    other = start_engine(ranks=ranks)
+def test_a_listener_knows_chunks_stored_by_any_engine(start: StartEngine, ranks: int) -> None:
+    other = start(ranks=ranks)
     ask(other, "before", prompt(1, 3 * CHUNK + 1))
-    listener = Listener(start_engine(ranks=ranks, kvpool__events=True))
+    listener = Listener(start(ranks=ranks, kvpool__events=True))
     listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1), new_tokens=CHUNK))
     listener.wait()
     ask(other, "after", prompt(1, 3 * CHUNK) + prompt(3, 2 * CHUNK))
@@ -93,8 +87,8 @@ def test_a_listener_knows_chunks_stored_by_any_engine(start_engine: StartEngine,
     assert not other.events
 
 
-def test_dropped_chunks_are_published_as_removed(start_engine: StartEngine, daemon: Daemon) -> None:
-    listener = Listener(start_engine(kvpool__events=True))
+def test_dropped_chunks_are_published_as_removed(start: StartEngine, daemon: Daemon) -> None:
+    listener = Listener(start(kvpool__events=True))
     ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
     listener.wait()
     with daemon.admin() as admin:
@@ -103,8 +97,8 @@ def test_dropped_chunks_are_published_as_removed(start_engine: StartEngine, daem
     assert not any(listener.index.media.values())
 
 
-def test_everything_is_republished_after_a_restart_of_the_daemon(start_engine: StartEngine, daemon: Daemon) -> None:
-    listener = Listener(start_engine(kvpool__events=True))
+def test_everything_is_republished_after_a_restart_of_the_daemon(start: StartEngine, daemon: Daemon) -> None:
+    listener = Listener(start(kvpool__events=True))
     listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1)))
     listener.wait()
     daemon.kill()
@@ -118,10 +112,10 @@ def test_everything_is_republished_after_a_restart_of_the_daemon(start_engine: S
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_the_pools_blocks_are_published_again_behind_vllms_own_reset(start_engine: StartEngine, waits: bool) -> None:
+def test_the_pools_blocks_are_published_again_behind_vllms_own_reset(start: StartEngine, waits: bool) -> None:
     """vLLM's event of it has no medium: a router forgets the pool's blocks too."""
-    ask(start_engine(), "before", prompt(1, 3 * CHUNK + 1))
-    listener = Listener(start_engine(kvpool__events=True))
+    ask(start(), "before", prompt(1, 3 * CHUNK + 1))
+    listener = Listener(start(kvpool__events=True))
     for _ in range(2):
         if waits:
             listener.wait()
@@ -132,16 +126,16 @@ def test_the_pools_blocks_are_published_again_behind_vllms_own_reset(start_engin
 
 
 def test_what_was_ready_before_a_reset_is_not_published_behind_it(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is part of what is published again: one batch is ready, the next one waits for its place."""
     monkeypatch.setattr(event_feed, "BATCHES_MAX", 1)
     monkeypatch.setattr(
         event_feed, "batches", lambda groups: [Batch("", (event,)) for _, all_of in groups for event in all_of]
     )
-    listener = Listener(start_engine(kvpool__events=True))
+    listener = Listener(start(kvpool__events=True))
     listener.wait()
-    other = start_engine()
+    other = start()
     for number in range(3):
         ask(other, f"before-{number}", prompt(number, 3 * CHUNK + 1))
     feed = listener.engine.scheduler._scheduler._feed
@@ -154,12 +148,12 @@ def test_what_was_ready_before_a_reset_is_not_published_behind_it(
 
 
 def test_for_an_idle_engine_waiting_events_are_bounded_and_it_catches_up(
-    start_engine: StartEngine, start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "BATCHES_MAX", 1)
     daemon = start_daemon(events__buffer="64KiB")
-    listener = Listener(start_engine(socket=daemon.socket, kvpool__events=True))
-    other = start_engine(socket=daemon.socket)
+    listener = Listener(start(socket=daemon.socket, kvpool__events=True))
+    other = start(socket=daemon.socket)
     feed = listener.engine.scheduler._scheduler._feed
     ask(other, "first", prompt(1, 2 * CHUNK))
     wait_until(lambda: len(feed._ready) == 1, "one batch lies ready")
@@ -176,8 +170,8 @@ def test_for_an_idle_engine_waiting_events_are_bounded_and_it_catches_up(
     assert listener.kinds.count("AllBlocksCleared") == 1
 
 
-def test_a_hung_daemon_delays_no_step(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(kvpool__events=True, kvpool__timeout_s=600.0)
+def test_a_hung_daemon_delays_no_step(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(kvpool__events=True, kvpool__timeout_s=600.0)
     daemon.signal(signal.SIGSTOP)
     stepping = threading.Thread(
         target=lambda: [engine.scheduler.take_events() for _ in range(100)], name="stepping", daemon=True
@@ -190,10 +184,8 @@ def test_a_hung_daemon_delays_no_step(start_engine: StartEngine, daemon: Daemon)
     assert has_ended, "a step waits for the daemon"
 
 
-def test_events_of_a_failed_turn_are_published_again(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listener = Listener(start_engine(kvpool__events=True))
+def test_events_of_a_failed_turn_are_published_again(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(start(kvpool__events=True))
     listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1)))
     listener.wait()
     feed = listener.engine.scheduler._scheduler._feed
@@ -212,8 +204,8 @@ def test_events_of_a_failed_turn_are_published_again(
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_events_need_the_option_and_vllms_own(start_engine: StartEngine, daemon: Daemon, *, is_on: bool) -> None:
-    connector = type(start_engine().scheduler)
+def test_events_need_the_option_and_vllms_own(start: StartEngine, daemon: Daemon, *, is_on: bool) -> None:
+    connector = type(start().scheduler)
     config = config_of(daemon.socket, kvpool__events=is_on)
     config.kv_events_config.enable_kv_cache_events = not is_on
     scheduler = connector(config, KVConnectorRole.SCHEDULER, caches_of(8))
@@ -265,7 +257,7 @@ def test_a_page_older_than_the_events_read_restores_no_removed_chunk() -> None:
     index = Index(is_strict=False)
 
     def hears() -> bool:
-        for event in feed.take():
+        for event in feed.take_batch():
             index.apply(event)  # type: ignore[arg-type]  # as it was made above
         return set(index.media.get("CPU", ())) == {int.from_bytes(key(number)[-8:], "big") for number in (0, 2, 3)}
 

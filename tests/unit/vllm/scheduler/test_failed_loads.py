@@ -5,23 +5,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
-    CHUNK,
-    StartEngine,
-    ask,
-    counted,
-    lose_next_lease,
-    prompt,
-    start_engine,
-)
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, arrive_with_a_promise, ask, counted, lose_next_lease, prompt
 
 LOADED = prompt(1, 3 * CHUNK)
 FAILING = LOADED + prompt(3, 2 * CHUNK + 1)
@@ -55,14 +41,6 @@ def orders_of(engine: ScriptedEngine) -> dict[str, list[range]]:
     return named
 
 
-def arrive_with_a_promise(engine: ScriptedEngine, request: Request, held_tokens: int = 0) -> None:
-    """The next step takes the request up with a load."""
-    engine.arrive(request)
-    wait_until(
-        lambda: engine.scheduler.get_num_new_matched_tokens(request, held_tokens)[0] is not None, "there is a promise"
-    )
-
-
 def fail_behind_two_chunks(engine: ScriptedEngine) -> None:
     """Asynchronous loads bring two chunks from now on."""
     carry_out = engine.workers[0]._worker._carry_out
@@ -81,10 +59,8 @@ def end(engine: ScriptedEngine, *requests: Request) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_after_a_failed_asynchronous_load_only_its_own_chunks_are_offered_again(
-    start_engine: StartEngine, ranks: int
-) -> None:
-    engine = start_engine(ranks=ranks, blocks=256, kvpool__save="prompt")
+def test_after_a_failed_asynchronous_load_only_its_own_chunks_are_offered_again(start: StartEngine, ranks: int) -> None:
+    engine = start(ranks=ranks, blocks=256, kvpool__save="prompt")
     ask(engine, "cold", [*LOADED, 1])
     engine.forget()
     others = running(engine, 6)
@@ -97,11 +73,11 @@ def test_after_a_failed_asynchronous_load_only_its_own_chunks_are_offered_again(
     assert orders == {"failing": [range(5)]}
     end(engine, *others)
     assert counted(engine, "dropped_saves") == 0
-    assert ask(start_engine(ranks=ranks), "fresh", FAILING).external == 5 * CHUNK
+    assert ask(start(ranks=ranks), "fresh", FAILING).external == 5 * CHUNK
 
 
-def test_chunks_that_came_before_the_failed_one_are_not_offered_again(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__save="prompt")
+def test_chunks_that_came_before_the_failed_one_are_not_offered_again(start: StartEngine) -> None:
+    engine = start(kvpool__save="prompt")
     ask(engine, "cold", [*LOADED, 1])
     engine.forget()
     fail_behind_two_chunks(engine)
@@ -111,9 +87,9 @@ def test_chunks_that_came_before_the_failed_one_are_not_offered_again(start_engi
     assert orders == {"failing": [range(2, 5)]}
 
 
-def test_a_preempted_request_whose_load_fails_is_saved_on(start_engine: StartEngine) -> None:
+def test_a_preempted_request_whose_load_fails_is_saved_on(start: StartEngine) -> None:
     """The numbers of its earlier blocks may be among the bad ones by now, in any order."""
-    engine = start_engine(kvpool__save="prompt")
+    engine = start(kvpool__save="prompt")
     request = Request("preempted", list(FAILING), LONG)
     engine.arrive(request)
     engine.step_until(
@@ -132,8 +108,8 @@ def test_a_preempted_request_whose_load_fails_is_saved_on(start_engine: StartEng
     end(engine, request)
 
 
-def test_a_load_that_is_cancelled_with_its_request_has_nothing_offered_again(start_engine: StartEngine) -> None:
-    engine = start_engine(blocks=256, kvpool__save="prompt")
+def test_a_load_that_is_cancelled_with_its_request_has_nothing_offered_again(start: StartEngine) -> None:
+    engine = start(blocks=256, kvpool__save="prompt")
     ask(engine, "cold", [*LOADED, 1])
     engine.forget()
     others = running(engine, 3)
@@ -162,11 +138,9 @@ def test_a_load_that_is_cancelled_with_its_request_has_nothing_offered_again(sta
 @pytest.mark.parametrize("holds_blocks", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_given_up_beside_a_failed_synchronous_load_is_offered_again_and_nothing_else(
-    start_engine: StartEngine, ranks: int, holds_blocks: bool
+    start: StartEngine, ranks: int, holds_blocks: bool
 ) -> None:
-    engine = start_engine(
-        ranks=ranks, blocks=256, holds_blocks=holds_blocks, kvpool__load="sync", kvpool__save="prompt"
-    )
+    engine = start(ranks=ranks, blocks=256, holds_blocks=holds_blocks, kvpool__load="sync", kvpool__save="prompt")
     ask(engine, "cold", [*LOADED, 1])
     engine.forget()
     others = running(engine, 3)
@@ -180,17 +154,17 @@ def test_what_is_given_up_beside_a_failed_synchronous_load_is_offered_again_and_
     engine.step_until(lambda: failing.generated > 3 and beside.generated > 3, "they decode")
     assert orders == {"failing": [range(5)], "beside": [range(4)]}
     end(engine, failing, beside, *others)
-    fresh = start_engine(ranks=ranks, kvpool__load="sync")
+    fresh = start(ranks=ranks, kvpool__load="sync")
     for request, chunks in ((failing, 5), (beside, 4)):
         prompt_tokens = request.tokens[: request.num_prompt_tokens]
         assert ask(fresh, request.request_id, prompt_tokens).external == chunks * CHUNK
 
 
 def test_of_requests_that_share_a_bad_block_only_the_one_that_computes_it_again_is_saved_on(
-    start_engine: StartEngine,
+    start: StartEngine,
 ) -> None:
     """The others go on behind it, maybe before it is there. Orders that can only fail name every block of a request."""
-    engine = start_engine(blocks=256, kvpool__load="sync", kvpool__save="all")
+    engine = start(blocks=256, kvpool__load="sync", kvpool__save="all")
     ask(engine, "cold", FAILING)
     engine.forget()
     first, second = (

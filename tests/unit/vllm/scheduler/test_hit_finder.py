@@ -5,21 +5,15 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - only where torch is
-from tests.rigs.vllm.setting import CHUNK, StartEngine, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, prompt
 
 
 @pytest.mark.parametrize("more_tokens", [0, 1])
 def test_the_named_node_is_asked_for_a_hit_that_is_clipped(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, more_tokens: int
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch, more_tokens: int
 ) -> None:
-    half = start_engine().scheduler._scheduler
+    half = start().scheduler._scheduler
 
     def lookup(keys: kv.KeyChain, owner: str = "") -> kv.Hit:
         return kv.Hit(len(keys), len(keys) * CHUNK, np.full(len(keys), int(Level.PEER), np.uint8), keys, None, owner)

@@ -4,15 +4,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from kvpool_client.vllm.scheduler.offers import IDLE_STEP_NS, STEP_NS  # noqa: E402 - only where torch is
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from kvpool_client.vllm.scheduler.offers import IDLE_STEP_NS, STEP_NS
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, matched, prompt
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 LATER, NOTHING = (None, False), (0, False)
@@ -25,8 +20,8 @@ def spend_step(engine: ScriptedEngine) -> Any:
     return half
 
 
-def test_requests_beyond_a_steps_time_are_looked_at_later_in_their_order(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=3600.0)
+def test_requests_beyond_a_steps_time_are_looked_at_later_in_their_order(start: StartEngine) -> None:
+    engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     half = spend_step(engine)
     requests = [Request(f"{number}", list(TOKENS)) for number in range(40)]
@@ -42,8 +37,8 @@ def test_requests_beyond_a_steps_time_are_looked_at_later_in_their_order(start_e
 
 
 @pytest.mark.parametrize("ends", ["asked", "aborted"])
-def test_hints_are_carried_out_however_many_requests_have_come(start_engine: StartEngine, ends: str) -> None:
-    engine = start_engine(kvpool__announce=False)
+def test_hints_are_carried_out_however_many_requests_have_come(start: StartEngine, ends: str) -> None:
+    engine = start(kvpool__announce=False)
     ask(engine, "cold", TOKENS)
     spend_step(engine)
     request = Request("hinted", list(TOKENS), kv_transfer_params={"decode_priority": 20})
@@ -67,24 +62,22 @@ def test_hints_are_carried_out_however_many_requests_have_come(start_engine: Sta
     ids=["not-to-load", "remote-prefill", "producer", "no-pool"],
 )
 def test_a_request_that_is_never_loaded_is_not_held_back(
-    start_engine: StartEngine, params: dict[str, Any] | None, options: dict[str, Any], is_off: bool
+    start: StartEngine, params: dict[str, Any] | None, options: dict[str, Any], is_off: bool
 ) -> None:
-    engine = start_engine(**options)
+    engine = start(**options)
     half = spend_step(engine)
     half._off = "for a test" if is_off else ""
     request = Request("never", list(TOKENS), kv_transfer_params=params)
     engine.scheduler.on_new_request(request)
     spend_step(engine)
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == NOTHING
+    assert matched(engine, request) == NOTHING
     other = Request("another", list(TOKENS))
     if not options and not is_off:
-        assert engine.scheduler.get_num_new_matched_tokens(other, 0) == LATER
-    for each in (request, other):
-        engine.scheduler.request_finished_all_groups(each, ([],))
+        assert matched(engine, other) == LATER
 
 
-def test_a_step_is_idle_only_while_none_before_it_computes(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_step_is_idle_only_while_none_before_it_computes(start: StartEngine) -> None:
+    engine = start()
     half = engine.scheduler._scheduler
     left = half._offers
     engine.step()
@@ -98,9 +91,9 @@ def test_a_step_is_idle_only_while_none_before_it_computes(start_engine: StartEn
 
 
 def test_a_request_that_cannot_be_looked_at_costs_no_load_of_others(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = start_engine()
+    engine = start()
     ask(engine, "cold", TOKENS)
     engine.forget()
     half = spend_step(engine)
@@ -118,4 +111,3 @@ def test_a_request_that_cannot_be_looked_at_costs_no_load_of_others(
     engine.run(request)
     assert request.external == 5 * CHUNK
     assert counted(engine, "hit_tokens") == 5 * CHUNK
-    engine.scheduler.request_finished_all_groups(broken, ([],))

@@ -13,15 +13,9 @@ from kvpool.types import DEFAULT_PRIORITY, Level
 from kvpool_client.hints.envelope import ACTIONS_MAX, DIRECTIVES_MAX
 from kvpool_client.vllm.scheduler.request_hints import ANSWER, request_hints_of
 from tests.rigs.daemon import Daemon, wait_until
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
 
 GARBAGE: list[Any] = [
     {"retention": "high"},
@@ -82,8 +76,8 @@ def statuses(request: Request) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start_engine: StartEngine, ranks: int) -> None:
-    engine = start_engine(ranks=ranks, budget=2 * CHUNK + 3)
+def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start: StartEngine, ranks: int) -> None:
+    engine = start(ranks=ranks, budget=2 * CHUNK + 3)
     request = ask(
         engine,
         "kept",
@@ -104,8 +98,8 @@ def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start_engine
     assert statuses(request) == [("retention", "accepted")]
 
 
-def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) -> None:
-    engine = start_engine(budget=CHUNK + 3)
+def test_stored_chunks_carry_the_prompts_token_ids(start: StartEngine) -> None:
+    engine = start(budget=CHUNK + 3)
     tokens = prompt(1, 4 * CHUNK + 1)
     request = ask(engine, "published", tokens, new_tokens=CHUNK)
     assert set(stored(engine)) == set(chunks_of(request.tokens))
@@ -115,8 +109,8 @@ def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) ->
 
 
 @pytest.mark.parametrize("name", ["prompt_embeds", "mm_features"])
-def test_tokens_that_do_not_identify_the_kv_are_not_published(start_engine: StartEngine, name: str) -> None:
-    engine = start_engine()
+def test_tokens_that_do_not_identify_the_kv_are_not_published(start: StartEngine, name: str) -> None:
+    engine = start()
     request = Request("seen", prompt(1, 3 * CHUNK + 1))
     setattr(request, name, [1])
     engine.run(request)
@@ -124,8 +118,8 @@ def test_tokens_that_do_not_identify_the_kv_are_not_published(start_engine: Star
     assert counted(engine, "saved_chunks") == 3
 
 
-def test_retention_is_set_for_chunks_that_are_stored_already(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_retention_is_set_for_chunks_that_are_stored_already(start: StartEngine) -> None:
+    engine = start()
     tokens = prompt(1, 4 * CHUNK + 1)
     ask(engine, "plain", tokens)
     later = ask(engine, "later", tokens, kv_transfer_params={"retention": [{"end": 2 * CHUNK, "priority": 80}]})
@@ -141,8 +135,8 @@ def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
     return lambda: engine.scheduler._scheduler._requests[request.request_id].hint_reply._answer.done()
 
 
-def test_every_action_of_an_envelope_is_answered_in_order(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_every_action_of_an_envelope_is_answered_in_order(start: StartEngine) -> None:
+    engine = start()
     tokens = prompt(1, 4 * CHUNK)
     ask(engine, "before", tokens)
     request = Request("hinted", list(tokens), new_tokens=CHUNK + 1)
@@ -181,20 +175,20 @@ def test_every_action_of_an_envelope_is_answered_in_order(start_engine: StartEng
 
 
 def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
-    engine.scheduler._scheduler._hint_sender.count()
+    engine.scheduler._scheduler._hint_sender.move_counts()
     return counted(engine, name) == amount
 
 
-def test_a_demotion_is_carried_out_when_its_request_has_ended(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_demotion_is_carried_out_when_its_request_has_ended(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "gone", prompt(1, 4 * CHUNK + 1), kv_transfer_params={"kv_hints": envelope(("kv.demote", {}))})
     wait_until(lambda: engine.scheduler._scheduler.pool.stats().get("demoted_chunks") == 4, "its chunks are demoted")
 
 
 def test_garbage_is_answered_and_logged_once_and_changes_nothing(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+    start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start_engine()
+    engine = start()
     tokens = prompt(1, 3 * CHUNK + 1)
     with caplog.at_level(logging.WARNING, "vllm.kvpool"):
         for number, params in enumerate(GARBAGE):
@@ -206,17 +200,17 @@ def test_garbage_is_answered_and_logged_once_and_changes_nothing(
     assert engine.scheduler._scheduler._guard.failures == 0
 
 
-def test_parameters_of_other_connectors_are_ignored(start_engine: StartEngine) -> None:
-    request = ask(start_engine(), "other", prompt(1, CHUNK), kv_transfer_params={"do_remote_decode": True, "port": 7})
+def test_parameters_of_other_connectors_are_ignored(start: StartEngine) -> None:
+    request = ask(start(), "other", prompt(1, CHUNK), kv_transfer_params={"do_remote_decode": True, "port": 7})
     assert request.answer is None
 
 
-def test_too_many_directives_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
+def test_too_many_directives_are_rejected_and_the_save_goes_on(start: StartEngine) -> None:
     many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
     hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
     found = request_hints_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
     assert len(found.ranges) == DIRECTIVES_MAX
-    request = ask(start_engine(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
+    request = ask(start(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
     assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
 
 
@@ -239,8 +233,8 @@ def test_a_save_gets_only_the_ranges_that_touch_it() -> None:
     assert hints.retention_of(16, 24) is None
 
 
-def test_without_a_daemon_hints_cost_nothing_and_are_reported_lost(start_engine: StartEngine, tmp_path: Path) -> None:
-    engine = start_engine(socket=str(tmp_path / "nobody"))
+def test_without_a_daemon_hints_cost_nothing_and_are_reported_lost(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(socket=str(tmp_path / "nobody"))
     params = {"kv_hints": envelope(("kv.pin", {})), "retention": [{"priority": 50}]}
     request = ask(engine, "alone", prompt(1, 2 * CHUNK + 1), kv_transfer_params=params)
     assert statuses(request)[0][1] in ("rejected", "unknown")
@@ -255,9 +249,9 @@ class TestWaiting:
         wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
         return daemon
 
-    def _engine_with_one_that_waits(self, start_engine: StartEngine, disk: Daemon, **options: Any) -> Any:
+    def _engine_with_one_that_waits(self, start: StartEngine, disk: Daemon, **options: Any) -> Any:
         """An engine that is busy with one request while another waits, whose chunks are on disk alone."""
-        engine = start_engine(socket=disk.socket, **options)
+        engine = start(socket=disk.socket, **options)
         tokens = prompt(1, 4 * CHUNK + 1)
         ask(engine, "cold", tokens)
         with disk.admin() as admin:
@@ -277,9 +271,9 @@ class TestWaiting:
         return levels
 
     def test_chunks_of_waiting_requests_are_promoted_before_the_request_runs(
-        self, start_engine: StartEngine, disk: Daemon
+        self, start: StartEngine, disk: Daemon
     ) -> None:
-        engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk)
+        engine, busy, waiting = self._engine_with_one_that_waits(start, disk)
         wait_until(lambda: self._levels(engine, waiting) == [Level.DRAM] * 4, "its chunks are in DRAM")
         engine.step_until(lambda: counted(engine, "announced_chunks") >= 4, "they count as announced")
         assert counted(engine, "announced_chunks") == 4
@@ -290,8 +284,8 @@ class TestWaiting:
         assert counted(engine, "hit_tokens_dram") == 4 * CHUNK
         engine.abort(busy)
 
-    def test_nothing_is_announced_where_the_option_is_off(self, start_engine: StartEngine, disk: Daemon) -> None:
-        engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk, kvpool__announce=False)
+    def test_nothing_is_announced_where_the_option_is_off(self, start: StartEngine, disk: Daemon) -> None:
+        engine, busy, waiting = self._engine_with_one_that_waits(start, disk, kvpool__announce=False)
         for _ in range(3):
             engine.step()
         engine.abort(busy)
@@ -299,8 +293,8 @@ class TestWaiting:
         assert counted(engine, "announced_chunks") == 0
         assert counted(engine, "hit_tokens_ssd") == 4 * CHUNK
 
-    def test_a_request_that_is_gone_is_not_announced(self, start_engine: StartEngine, disk: Daemon) -> None:
-        engine = start_engine(socket=disk.socket)
+    def test_a_request_that_is_gone_is_not_announced(self, start: StartEngine, disk: Daemon) -> None:
+        engine = start(socket=disk.socket)
         request = Request("gone", prompt(1, 2 * CHUNK))
         engine.arrive(request)
         engine.abort(request)

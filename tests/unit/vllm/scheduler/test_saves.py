@@ -6,31 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
 import pytest
 
-import kvpool_client as kv
+from kvpool_client.vllm.worker.save_task import SaveTask
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from kvpool_client.vllm.worker.save_task import SaveTask  # noqa: E402 - only where torch is
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
-    CHUNK,
-    StartEngine,
-    ask,
-    counted,
-    later_clock,
-    lose_next_lease,
-    prompt,
-    start_engine,
-)
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, being_saved, counted, later_clock, lose_next_lease, prompt
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 SHARED = prompt(2, 3 * CHUNK)
@@ -69,16 +52,16 @@ def declined(engine: ScriptedEngine) -> dict[str, float]:
 @pytest.mark.parametrize("holds_blocks", [True, False])
 @pytest.mark.parametrize("new_tokens", [1, 3])
 def test_each_chunk_of_a_batch_that_shares_a_prefix_is_stored_once(
-    start_engine: StartEngine, holds_blocks: bool, ranks: int, new_tokens: int
+    start: StartEngine, holds_blocks: bool, ranks: int, new_tokens: int
 ) -> None:
-    engine = start_engine(holds_blocks=holds_blocks, ranks=ranks, blocks=256)
+    engine = start(holds_blocks=holds_blocks, ranks=ranks, blocks=256)
     asked = [SHARED + prompt(10 + number, 2 * CHUNK + 1) for number in range(6)]
     asked += [asked[0][: 4 * CHUNK] + prompt(20 + number, CHUNK + 1) for number in range(3)]
     engine.run(*(Request(f"cold-{number}", ids, new_tokens=new_tokens) for number, ids in enumerate(asked)))
     whole = {tuple(ids[:end]) for ids in asked for end in range(CHUNK, len(ids), CHUNK)}
     assert declined(engine) == {}
     assert counted(engine, "saved_chunks") == len(whole) * ranks
-    fresh = start_engine(ranks=ranks)
+    fresh = start(ranks=ranks)
     for number, ids in enumerate(asked):
         assert ask(fresh, f"warm-{number}", ids).external == len(ids) // CHUNK * CHUNK
 
@@ -87,21 +70,11 @@ def _has_left(engine: ScriptedEngine, request: Request) -> bool:
     return request not in engine.requests
 
 
-def reserved_by_another(engine: ScriptedEngine) -> kv.Save:
-    """Another engine's save of TOKENS' first two chunks, reserved and not committed."""
-    pool = engine.workers[0]._worker.pool
-    keys = pool.keys_from_hashes(Request("keys", TOKENS[: 2 * CHUNK]).block_hashes, BLOCK, salt=b"")
-    save: kv.Save = pool.save(keys, from_=np.zeros((2, pool.layout.chunk_bytes), np.uint8))
-    return save
-
-
 @pytest.mark.parametrize("holds_blocks", [True, False])
-def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(
-    start_engine: StartEngine, holds_blocks: bool
-) -> None:
-    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0, kvpool__save="prompt")
+def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(start: StartEngine, holds_blocks: bool) -> None:
+    engine = start(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0, kvpool__save="prompt")
     request = Request("cold", list(TOKENS), new_tokens=200)
-    with reserved_by_another(engine) as save:
+    with being_saved(engine, TOKENS[: 2 * CHUNK]) as save:
         engine.arrive(request)
         engine.step_until(lambda: request.generated > 3, "it computes meanwhile")
         assert counted(engine, "saved_chunks") == 0
@@ -109,16 +82,14 @@ def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(
     engine.step_until(lambda: counted(engine, "saved_chunks") == 5, "all of it is stored")
     engine.abort(request)
     engine.idle()
-    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start(), "warm", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("holds_blocks", [True, False])
-def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(
-    start_engine: StartEngine, holds_blocks: bool
-) -> None:
-    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0)
+def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(start: StartEngine, holds_blocks: bool) -> None:
+    engine = start(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0)
     clock, saver = later_clock(engine), engine.workers[0]._worker._saver
-    with reserved_by_another(engine):
+    with being_saved(engine, TOKENS[: 2 * CHUNK]):
         request = Request("cold", list(TOKENS), new_tokens=2)
         engine.arrive(request)
         engine.step_until(lambda: request not in engine.requests, "it has ended")
@@ -131,8 +102,8 @@ def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(
     assert counted(engine, "saved_chunks") == 0
 
 
-def test_a_request_computes_and_ends_while_its_save_is_under_way(start_engine: StartEngine, gate: Gate) -> None:
-    engine = start_engine(kvpool__timeout_s=600.0)
+def test_a_request_computes_and_ends_while_its_save_is_under_way(start: StartEngine, gate: Gate) -> None:
+    engine = start(kvpool__timeout_s=600.0)
     request = Request("cold", list(TOKENS), new_tokens=3)
     engine.arrive(request)
     engine.step_until(lambda: request not in engine.requests, "it has ended")
@@ -142,14 +113,14 @@ def test_a_request_computes_and_ends_while_its_save_is_under_way(start_engine: S
     engine.idle()
     assert not engine.blocks.held
     assert counted(engine, "saved_chunks") == 5
-    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start(), "warm", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("how", ["preempt", "abort", "end"])
-def test_blocks_of_a_save_under_way_are_not_reused(start_engine: StartEngine, gate: Gate, how: str, ranks: int) -> None:
+def test_blocks_of_a_save_under_way_are_not_reused(start: StartEngine, gate: Gate, how: str, ranks: int) -> None:
     """Blocks are so few that others need those of the ended request; a wrong save would store their bytes."""
-    engine = start_engine(kvpool__timeout_s=600.0, blocks=24, ranks=ranks, kvpool__save="prompt")
+    engine = start(kvpool__timeout_s=600.0, blocks=24, ranks=ranks, kvpool__save="prompt")
     request = Request("gone", list(TOKENS), new_tokens=1 if how == "end" else 9)
     engine.arrive(request)
     engine.step_until(lambda: request.num_computed + request.generated > 0, "it computes")
@@ -168,11 +139,11 @@ def test_blocks_of_a_save_under_way_are_not_reused(start_engine: StartEngine, ga
         engine.requests.append(request)
         engine.run(request)
     assert declined(engine) == {}
-    assert ask(start_engine(ranks=ranks), "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start(ranks=ranks), "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, gate: Gate) -> None:
-    engine = start_engine(kvpool__timeout_s=600.0, kvpool__save="prompt")
+def test_a_save_that_is_slow_is_dropped_and_counted(start: StartEngine, gate: Gate) -> None:
+    engine = start(kvpool__timeout_s=600.0, kvpool__save="prompt")
     clock = later_clock(engine)
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(4)]
     engine.arrive(*requests)
@@ -187,8 +158,8 @@ def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, g
     assert not engine.blocks.held
 
 
-def test_a_hung_daemon_holds_no_block_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(kvpool__timeout_s=0.3, kvpool__wait_s=0.0)
+def test_a_hung_daemon_holds_no_block_longer_than_the_setting(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(kvpool__timeout_s=0.3, kvpool__wait_s=0.0)
     ask(engine, "before", prompt(3, CHUNK))
     daemon.signal(signal.SIGSTOP)
     for number in range(3):
@@ -197,10 +168,8 @@ def test_a_hung_daemon_holds_no_block_longer_than_the_setting(start_engine: Star
     daemon.signal(signal.SIGCONT)
 
 
-def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
-    start_engine: StartEngine, gate: Gate
-) -> None:
-    engine = start_engine(blocks=14, kvpool__timeout_s=600.0, kvpool__save="prompt")
+def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(start: StartEngine, gate: Gate) -> None:
+    engine = start(blocks=14, kvpool__timeout_s=600.0, kvpool__save="prompt")
     request = Request("cold", list(TOKENS), new_tokens=6)
     engine.arrive(request)
     engine.step_until(lambda: request.generated > 0, "its prompt is computed")
@@ -221,7 +190,7 @@ def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
 
 
 def test_an_engine_without_idle_steps_ends_its_saves_with_its_last_request(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         import vllm.envs
@@ -231,7 +200,7 @@ def test_an_engine_without_idle_steps_ends_its_saves_with_its_last_request(
         patch.setattr(vllm.envs, "VLLM_ENABLE_V1_MULTIPROCESSING", False)
         patch.setattr(connector, "worker_here", lambda: started[0].workers[0] if started else object())
         started: list[ScriptedEngine] = []
-        started.append(start_engine())
+        started.append(start())
         engine = started[0]
         first, last = Request("first", list(TOKENS)), Request("last", prompt(7, 4 * CHUNK), new_tokens=3)
         engine.arrive(first, last)
@@ -241,8 +210,8 @@ def test_an_engine_without_idle_steps_ends_its_saves_with_its_last_request(
         assert counted(engine, "saved_chunks") == 9
 
 
-def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__save="prompt")
+def test_prompts_alone_are_saved_unless_more_is_asked_for(start: StartEngine) -> None:
+    engine = start(kvpool__save="prompt")
     asked = {
         "nothing": (None, 3),
         "all": ({"save": "all"}, 5),
@@ -262,22 +231,22 @@ def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEng
     assert "['all'], expected one of 'prompt', 'all', True, False" in outcomes[0]["reason"]
 
 
-def test_an_engine_that_saves_everything_saves_less_on_request(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__save="all")
+def test_an_engine_that_saves_everything_saves_less_on_request(start: StartEngine) -> None:
+    engine = start(kvpool__save="all")
     ask(engine, "prompt", TOKENS, new_tokens=2 * CHUNK, kv_transfer_params={"save": "prompt"})
     assert counted(engine, "saved_chunks") == 5
 
 
-def test_a_request_may_ask_for_nothing_to_be_loaded(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_request_may_ask_for_nothing_to_be_loaded(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     assert ask(engine, "computed", TOKENS, kv_transfer_params={"load": False}).external == 0
     assert ask(engine, "wrong", TOKENS, kv_transfer_params={"load": "no"}).external == 5 * CHUNK
     assert ask(engine, "loaded", TOKENS, kv_transfer_params={"load": True}).external == 5 * CHUNK
 
 
-def test_chunks_are_stored_at_the_configured_occurrence(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__save_after=3, kvpool__save="prompt")
+def test_chunks_are_stored_at_the_configured_occurrence(start: StartEngine) -> None:
+    engine = start(kvpool__save_after=3, kvpool__save="prompt")
     for number in range(2):
         ask(engine, f"{number}", SHARED + prompt(50 + number, CHUNK + 1))
         assert counted(engine, "saved_chunks") == 0
@@ -290,20 +259,20 @@ def test_chunks_are_stored_at_the_configured_occurrence(start_engine: StartEngin
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_speculative_engine_gets_a_failed_load_in_its_step(start_engine: StartEngine, load: str) -> None:
-    engine = start_engine(is_speculative=True, kvpool__load=load)
+def test_a_speculative_engine_gets_a_failed_load_in_its_step(start: StartEngine, load: str) -> None:
+    engine = start(is_speculative=True, kvpool__load=load)
     ask(engine, "cold", TOKENS)
     assert ask(engine, "warm", TOKENS, new_tokens=3).external == 5 * CHUNK
     lose_next_lease(engine)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert engine.recomputed == 1
-    assert ask(start_engine(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+    assert ask(start(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
 
 
-def test_layers_of_a_draft_are_in_place_before_the_model_asks_for_them(start_engine: StartEngine) -> None:
+def test_layers_of_a_draft_are_in_place_before_the_model_asks_for_them(start: StartEngine) -> None:
     """The draft's layers are read after vLLM has asked for the outcome of the loads."""
-    engine = start_engine(is_speculative=True, kvpool__load="sync")
+    engine = start(is_speculative=True, kvpool__load="sync")
     worker = engine.workers[0]
     wait, names = worker.wait_for_layer_load, []
 
@@ -333,15 +302,15 @@ def test_the_functions_that_holding_blocks_needs_are_looked_up_in_the_engine() -
     assert not engine_process.is_stepped_while_idle()
 
 
-def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
-    engine = start_engine(kv_role="kv_consumer")
+def test_a_consumer_holds_no_block(start: StartEngine) -> None:
+    engine = start(kv_role="kv_consumer")
     ask(engine, "cold", TOKENS, new_tokens=3)
     assert engine.blocks.held_most == 0
     assert counted(engine, "saved_chunks") == 0
 
 
-def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_plan_that_fails_holds_no_block(start: StartEngine) -> None:
+    engine = start()
     planner = engine.scheduler._scheduler._planner
     order = planner._order
     made: list[object] = []
@@ -360,12 +329,12 @@ def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
     assert counted(engine, "saved_chunks") == 0
 
 
-def test_a_step_with_little_measured_time_reports_nothing(start_engine: StartEngine) -> None:
-    engine = start_engine()
+def test_a_step_with_little_measured_time_reports_nothing(start: StartEngine) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     half = engine.workers[0]
     assert half.get_kv_connector_stats() is not None
     half.build_connector_worker_meta()
     assert half.get_kv_connector_stats() is None
-    half._worker.tally.add("engine_seconds", 1.0)
+    half._worker.tally.count("engine_seconds", 1.0)
     assert half.get_kv_connector_stats().data["engine_seconds"] >= 1.0

@@ -7,16 +7,10 @@ from typing import Any
 import pytest
 
 from kvpool_client.vllm.scheduler.requests import rehashes_sessions
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.daemon import Daemon  # noqa: E402 - likewise
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt, start_engine  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.daemon import Daemon
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt
 
 
 def run_session(engine: ScriptedEngine, *inputs: tuple[int, int], **more: object) -> Request:
@@ -30,19 +24,19 @@ def run_session(engine: ScriptedEngine, *inputs: tuple[int, int], **more: object
 
 
 @pytest.mark.parametrize("save", ["prompt", "all"])
-def test_every_input_of_a_session_is_saved(start_engine: StartEngine, daemon: Daemon, save: str) -> None:
-    engine = start_engine(kvpool__save=save)
+def test_every_input_of_a_session_is_saved(start: StartEngine, daemon: Daemon, save: str) -> None:
+    engine = start(kvpool__save=save)
     session = run_session(engine, (2 * CHUNK, 1), (3 * CHUNK + 1, CHUNK + 3), (2 * CHUNK, 3 * CHUNK))
     stored = (session.num_computed if save == "all" else session.num_prompt_tokens) // CHUNK
     engine.end_session(session)
     assert int(daemon.stats()["dram.chunks"]) == stored
-    assert ask(start_engine(), "fresh", [*session.tokens[: stored * CHUNK], 1]).external == stored * CHUNK
+    assert ask(start(), "fresh", [*session.tokens[: stored * CHUNK], 1]).external == stored * CHUNK
 
 
 @pytest.mark.parametrize("is_rehashed", [True, False])
-def test_a_token_that_a_session_drops_stands_for_no_chunk(start_engine: StartEngine, is_rehashed: bool) -> None:
+def test_a_token_that_a_session_drops_stands_for_no_chunk(start: StartEngine, is_rehashed: bool) -> None:
     """The last token before an input ends a chunk, and was hashed; the chunk that is saved has the input's token there."""
-    engine = start_engine(kvpool__save="all")
+    engine = start(kvpool__save="all")
     engine.scheduler._scheduler._is_rehashed = is_rehashed
     engine.forget()
     session = Request("session", prompt(1, 2 * CHUNK - 1), is_session=True, is_rehashed=is_rehashed)
@@ -53,10 +47,10 @@ def test_a_token_that_a_session_drops_stands_for_no_chunk(start_engine: StartEng
     given = [(dropped[-1] + 1) % 997, *prompt(2, CHUNK)]
     engine.give_input(session, given)
     engine.end_session(session)
-    assert ask(start_engine(), "dropped", [*dropped, *prompt(2, 1)]).external == CHUNK
+    assert ask(start(), "dropped", [*dropped, *prompt(2, 1)]).external == CHUNK
     # Where vLLM keeps the wrong hash, nothing from there on has a key.
     found = 3 if is_rehashed else 1
-    assert ask(start_engine(), "given", [*dropped[:-1], *given, 1]).external == found * CHUNK
+    assert ask(start(), "given", [*dropped[:-1], *given, 1]).external == found * CHUNK
 
 
 @pytest.mark.parametrize(
@@ -79,9 +73,9 @@ def test_what_vllm_does_with_the_hash_is_seen_in_its_code(
     assert rehashes_sessions() == is_rehashed
 
 
-def test_what_a_session_was_given_is_not_decoded(start_engine: StartEngine) -> None:
+def test_what_a_session_was_given_is_not_decoded(start: StartEngine) -> None:
     """Retention for decoded tokens counts from the end of the last input."""
-    engine = start_engine()
+    engine = start()
     session = run_session(
         engine, (CHUNK, 1), (4 * CHUNK, 1), kv_transfer_params={"decode_priority": 90, "decode_duration_s": 60.0}
     )

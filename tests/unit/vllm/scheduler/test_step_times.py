@@ -33,9 +33,9 @@ class Engine:
         """A step with so many tokens of a prompt that goes on, and so many decoding requests."""
         step, requests = made_step({"prompt": (prompt, 3000, 1000)} if prompt else {}, decoding)
         self._steps += 1
-        self._times.begin(self._steps, step, requests, has_loads=has_loads)
+        self._times.begin_step(self._steps, step, requests, has_loads=has_loads)
         self._clock.advance(self._fixed_s + prompt / PREFILL_PER_S + decoding * self._decode_s + stall_s)
-        self._times.end(self._steps)
+        self._times.end_step(self._steps)
 
 
 def made_step(running: dict[str, tuple[int, int, int]], decoding: int = 0, *, fresh: int = 0) -> tuple[Any, Any]:
@@ -160,10 +160,10 @@ def test_of_overlapping_steps_each_begins_when_the_one_before_has_ended() -> Non
     times = StepTimes(rates, clock)
     step, requests = made_step({"prompt": (1000, 3000, 1000)})
     for number in (1, 2, 3):
-        times.begin(number, step, requests, has_loads=False)
+        times.begin_step(number, step, requests, has_loads=False)
     for number in (1, 2, 3):
         clock.advance(0.5)
-        times.end(number)
+        times.end_step(number)
         assert rates.rates().prefill_tokens_per_s == pytest.approx(2000)
-    times.end(9)  # not one of its own
+    times.end_step(9)  # not one of its own
     assert rates.rates().prefill_tokens_per_s == pytest.approx(2000)

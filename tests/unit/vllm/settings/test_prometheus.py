@@ -60,7 +60,7 @@ def test_counts_of_one_kind_share_a_counter_and_have_a_label() -> None:
 def test_every_number_that_a_half_counts_has_a_counter() -> None:
     families = tuple(f"{name}_" for name, _, _ in FAMILIES)
     text = "".join(path.read_text() for path in sorted(ADAPTER.rglob("*.py")))
-    names = set(re.findall(r'(?:tally\.|self\._)add\(\s*f?"(\w+)', text)) | {
+    names = set(re.findall(r'(?:tally\.|self\._)count\(\s*f?"(\w+)', text)) | {
         f"{name}_" for name in re.findall(r'by_level\("(\w+)"', text)
     }
     assert len(names) > 12

@@ -4,49 +4,34 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
 from kvpool_client.vllm.ranks.placement import check_placement, fault_of_node, node_name
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from tests.rigs.daemon import Daemon, wait_until
-
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
-    CHUNK,
-    StartEngine,
-    ask,
-    counted,
-    later_clock,
-    prompt,
-    start_engine,
-)
-from tests.rigs.vllm.specs import LAYERS, NAMES  # noqa: E402 - likewise
-
-__all__ = ["start_engine"]
-pytestmark = pytest.mark.torch
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, being_saved, counted, later_clock, matched, prompt
+from tests.rigs.vllm.specs import LAYERS, NAMES
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_producer_saves_and_never_loads(start_engine: StartEngine, load: str) -> None:
-    engine = start_engine(kv_role="kv_producer", kvpool__load=load)
+def test_a_producer_saves_and_never_loads(start: StartEngine, load: str) -> None:
+    engine = start(kv_role="kv_producer", kvpool__load=load)
     ask(engine, "cold", TOKENS)
     assert counted(engine, "saved_chunks") == 5
     assert ask(engine, "warm", TOKENS).offers == [0]
     assert counted(engine, "lookups") == 0
     assert counted(engine, "announced_chunks") == 0
-    assert ask(start_engine(), "other", TOKENS).external == 5 * CHUNK
+    assert ask(start(), "other", TOKENS).external == 5 * CHUNK
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) -> None:
-    ask(start_engine(), "cold", TOKENS)
-    engine = start_engine(kv_role="kv_consumer", kvpool__load=load)
+def test_a_consumer_loads_and_never_saves(start: StartEngine, load: str) -> None:
+    ask(start(), "cold", TOKENS)
+    engine = start(kv_role="kv_consumer", kvpool__load=load)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     assert ask(engine, "warm", longer, new_tokens=CHUNK + 2).external == 5 * CHUNK
     assert counted(engine, "saved_chunks") == 0
@@ -56,25 +41,20 @@ def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) 
 
 
 def test_a_prompt_announced_as_saved_elsewhere_is_waited_for_before_any_of_it_is_stored(
-    start_engine: StartEngine,
+    start: StartEngine,
 ) -> None:
-    engine, other = start_engine(kv_role="kv_consumer", kvpool__wait_s=60.0), start_engine(kv_role="kv_producer")
+    engine, other = start(kv_role="kv_consumer", kvpool__wait_s=60.0), start(kv_role="kv_producer")
     request = Request("waits", list(TOKENS), kv_transfer_params={"load": "wait"})
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert matched(engine, request) == (None, False)
     ask(other, "part", TOKENS[: 3 * CHUNK + 1])
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False), "the rest is to come"
+    assert matched(engine, request) == (None, False), "the rest is to come"
     ask(other, "all", TOKENS)
-    wait_until(
-        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True), "the wait has ended"
-    )
+    wait_until(lambda: matched(engine, request) == (5 * CHUNK, True), "the wait has ended")
     assert counted(engine, "waits_for_another_save") == 1
-    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(
-    start_engine: StartEngine, daemon: Daemon
-) -> None:
-    engine = start_engine(kvpool__wait_s=600.0)
+def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(start: StartEngine, daemon: Daemon) -> None:
+    engine = start(kvpool__wait_s=600.0)
     clock = later_clock(engine)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     waits = {"load": "wait"}
@@ -100,32 +80,29 @@ def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(
 
 @pytest.mark.parametrize("always_load", [True, False])
 def test_an_engine_that_takes_every_hit_waits_for_saves_that_computing_would_outrun(
-    start_engine: StartEngine, *, always_load: bool
+    start: StartEngine, *, always_load: bool
 ) -> None:
-    engine = start_engine(kvpool__wait_s=60.0, kvpool__always_load=always_load)
+    engine = start(kvpool__wait_s=60.0, kvpool__always_load=always_load)
     half = engine.scheduler._scheduler
     half._rates.add_prefill(10_000_000, 0.001)
-    pool = engine.workers[0]._worker.pool
-    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
     request = Request("waiting", list(TOKENS))
-    with pool.save(keys, from_=np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)):
-        engine.scheduler.get_num_new_matched_tokens(request, 0)
+    with being_saved(engine, TOKENS):
+        matched(engine, request)
         if always_load:
-            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+            assert matched(engine, request) == (None, False)
         else:
-            wait_until(lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False), "it is computed")
-    engine.scheduler.request_finished_all_groups(request, ([],))
+            wait_until(lambda: matched(engine, request) == (0, False), "it is computed")
 
 
-def test_a_request_that_another_connector_fills_is_not_served(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine()
+def test_a_request_that_another_connector_fills_is_not_served(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     engine.forget()
     before = counted(engine, "lookups")
     remote = {"do_remote_prefill": True, "remote_host": "elsewhere"}
     request = Request("remote", list(TOKENS), kv_transfer_params=remote)
     engine.scheduler.on_new_request(request)
-    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert matched(engine, request) == (0, False)
     assert counted(engine, "lookups") == before
     assert engine.scheduler._scheduler._waiting == {}
     assert daemon.stats()["tickets"] == 0
@@ -135,14 +112,14 @@ def test_a_request_that_another_connector_fills_is_not_served(start_engine: Star
 
 
 @pytest.mark.parametrize("params", [None, "odd", {"do_remote_prefill": False}, {"do_remote_decode": True}])
-def test_other_requests_are_served(start_engine: StartEngine, params: Any) -> None:
-    engine = start_engine()
+def test_other_requests_are_served(start: StartEngine, params: Any) -> None:
+    engine = start()
     ask(engine, "cold", TOKENS)
     assert ask(engine, "warm", TOKENS, kv_transfer_params=params).external == 5 * CHUNK
 
 
-def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_engine: StartEngine) -> None:
-    engine = start_engine(holds_blocks=False)
+def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start: StartEngine) -> None:
+    engine = start(holds_blocks=False)
     worker = engine.workers[0]
     worker._micro_batches = MicroBatches(2, lambda: True)
     save_layer = worker._worker.save_layer
@@ -169,11 +146,11 @@ def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_eng
     ask(engine, "cold", TOKENS)
     assert announced
     assert announced == NAMES * (len(announced) // LAYERS)
-    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start(), "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_an_unsplit_step_and_a_split_one_with_less_information_are_saved(start_engine: StartEngine) -> None:
-    engine = start_engine(holds_blocks=False)
+def test_an_unsplit_step_and_a_split_one_with_less_information_are_saved(start: StartEngine) -> None:
+    engine = start(holds_blocks=False)
     engine.workers[0]._micro_batches = MicroBatches(2, lambda: False)
     ask(engine, "whole", TOKENS)
     assert counted(engine, "saved_chunks") == 5
@@ -187,7 +164,7 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
     assert batches.has_written(NAMES[0]), "nothing runs in micro-batches here"
     split = MicroBatches(3, lambda: True)
     for _ in range(2):
-        split.begin()
+        split.begin_step()
         assert [split.has_written(NAMES[0]) for _ in range(3)] == [False, False, True]
     assert MicroBatches.of(SimpleNamespace()).has_written(NAMES[0])
 
@@ -222,13 +199,13 @@ def test_separate_data_parallel_nodes_are_served() -> None:
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 def test_ranks_on_another_node_are_logged_once_and_no_hit_fails_for_them(
-    start_engine: StartEngine, caplog: pytest.LogCaptureFixture, load: str, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, caplog: pytest.LogCaptureFixture, load: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvpool_client.vllm.scheduler import scheduler
 
-    ask(start_engine(ranks=2), "cold", TOKENS)
+    ask(start(ranks=2), "cold", TOKENS)
     monkeypatch.setattr(scheduler, "node_name", lambda: "away/0123")
-    engine = start_engine(ranks=2, kvpool__load=load)
+    engine = start(ranks=2, kvpool__load=load)
     with caplog.at_level(logging.WARNING, "vllm.kvpool"):
         ask(engine, "first", TOKENS)
         for name in ("second", "third"):

@@ -13,11 +13,13 @@ from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.support import code_of
 from kvpool_client.vllm.worker.tensor_views import block_views
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - only where torch is
-from tests.rigs.vllm.request import BLOCK  # noqa: E402
-from tests.rigs.vllm.specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec  # noqa: E402 - likewise
+import torch
+
+from tests.rigs.vllm.config import caches_of, config_of
+from tests.rigs.vllm.request import BLOCK
+from tests.rigs.vllm.specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
 
 pytestmark = pytest.mark.torch
 
@@ -151,7 +153,7 @@ def test_blocks_are_seen_in_the_order_of_memory() -> None:
     halves = heads_inside.view(16, HEADS, BLOCK // 2, WIDTH)  # the backend's blocks are half as large
     halved: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, halves))
     assert torch.equal(halved[0].reshape(-1), heads_inside)
-    layers_inside = torch.zeros((8, 3, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
+    layers_inside: Any = torch.zeros((8, 3, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
     inner = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, layers_inside[:, 1]))[0]
     assert inner.stride()[0] == 3 * BLOCK * TOKEN_BYTES
 
@@ -173,10 +175,10 @@ def test_tensors_of_another_shape_are_refused(tensor: Any) -> None:
 
 def test_heads_that_are_together_in_a_token_are_refused_where_sizes_share() -> None:
     geometry = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form", head_groups=2)
-    apart = torch.zeros((8, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
+    apart: Any = torch.zeros((8, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
     views: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, apart))
     assert views[0].shape == (8, HEADS, BLOCK * WIDTH)
-    together = torch.zeros((8, BLOCK, HEADS, WIDTH), dtype=torch.uint8).transpose(1, 2)
+    together: Any = torch.zeros((8, BLOCK, HEADS, WIDTH), dtype=torch.uint8).transpose(1, 2)
     with pytest.raises(kv.LayoutMismatch, match="each head's bytes in a row") as caught:
         block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, together))
     assert code_of(caught.value) == "token_major"

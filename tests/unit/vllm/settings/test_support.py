@@ -11,10 +11,10 @@ from kvpool_client.vllm import one_child
 from kvpool_client.vllm.support import BEGIN, END, REMEDIES, TABLE, Unserved, support_table
 from tests.rigs.vllm import fake_vllm
 
-torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - only where torch is
-from tests.rigs.vllm.specs import FullAttentionSpec, MambaSpec, specs_by_layer  # noqa: E402 - likewise
+from tests.rigs.vllm.config import caches_of, config_of
+from tests.rigs.vllm.specs import FullAttentionSpec, MambaSpec, specs_by_layer
 
 pytestmark = pytest.mark.torch
 PAGE = Path(__file__).parents[4] / "docs" / "engines.md"

@@ -73,7 +73,7 @@ class Pins:
         """The path of the board on which ranks post what their saves read; empty without one."""
         return self._board.path if self._board is not None else ""
 
-    def use(self, pool: BlockPool, drain: Drain | None) -> None:
+    def hold_in(self, pool: BlockPool, drain: Drain | None) -> None:
         """Hold blocks in this pool from now on. `drain`: ends saves where an idle engine is not stepped."""
         self._pool = pool
         self._drain = drain
@@ -93,11 +93,11 @@ class Pins:
         and reads between the two.
         """
         if self._drain is not None:
-            self.end(self._drain(SAVE_QUESTIONS * self._wait_budget_s + COPY_S))
+            self.count_ended(self._drain(SAVE_QUESTIONS * self._wait_budget_s + COPY_S))
         elif self._board is not None and self._board.take_back(
             self.last, SAVE_QUESTIONS * self._wait_budget_s + COPY_S, self._clock
         ):
-            self.end(dict.fromkeys(self._pins, self._ranks))
+            self.count_ended(dict.fromkeys(self._pins, self._ranks))
 
     @property
     def must_end_with_requests(self) -> bool:
@@ -108,13 +108,13 @@ class Pins:
         """No request is left. Where the engine is not stepped until the next request, end the saves now: vLLM cannot reset its
         prefix cache while blocks are held."""
         if self._drain is not None and self._pins:
-            self.end(self._drain(self._wait_budget_s))
+            self.count_ended(self._drain(self._wait_budget_s))
 
     def room(self) -> int:
         """How many more blocks may be held."""
         return int(len(self._pool.blocks) * PINNED_SHARE) - self._held if self._pool is not None else 0
 
-    def take(self, block_ids: Sequence[int]) -> int:
+    def hold_blocks(self, block_ids: Sequence[int]) -> int:
         """Hold the blocks; the pin's number. Requires: requests hold them now, and there is room."""
         assert self._pool is not None
         self._pool.touch([self._pool.blocks[block] for block in block_ids])
@@ -123,16 +123,16 @@ class Pins:
         self._held += len(block_ids)
         return self.last
 
-    def undo(self, number: int) -> None:
+    def release_after(self, number: int) -> None:
         """Release the pins after this one: their saves were never ordered."""
         for later in [pin for pin in self._pins if pin > number]:
             self._give_back(self._pins.pop(later))
 
-    def let_go(self, number: int) -> None:
+    def release_pin(self, number: int) -> None:
         """Release this pin: its save was never ordered."""
-        self.end({number: self._ranks})
+        self.count_ended({number: self._ranks})
 
-    def end(self, ended: Mapping[int, int]) -> None:
+    def count_ended(self, ended: Mapping[int, int]) -> None:
         """Count the ranks that have ended the saves of these pins."""
         if not ended:
             return

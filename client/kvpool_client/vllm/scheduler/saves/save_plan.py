@@ -38,6 +38,7 @@ class SavePlanner:
         self._end_blocks = sum(part.run * geometry.blocks_of(part) for part in geometry.tables_kept)
         self._longest_run = max(part.run for part in geometry.parts)
         self._has_states = any(part.is_state for part in geometry.parts)
+        self._lets_go_of_blocks = not all(part.is_full for part in geometry.parts)
         self._is_sharded = geometry.ranks.count > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
@@ -118,7 +119,7 @@ class SavePlanner:
         """Give up the saves that are held back; how many those were."""
         given_up, self._held_back = self._held_back, []
         for order in given_up:
-            self._pins.let_go(order.pin)
+            self._pins.release_pin(order.pin)
         return len(given_up)
 
     def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], deadline: Deadline) -> None:
@@ -194,32 +195,18 @@ class SavePlanner:
             entry.unplanned["declined_chunks_blocks-held"] = ready - end
         if end <= first:
             return None
-        tables = _shown_tables(step, entry) if self._geometry.has_groups else None
+        tables = _shown_tables(step, entry) if self._lets_go_of_blocks else None
         if tables is not None:
             entry.tables = tuple(list(table) for table in tables)
-        states = [
-            self._kept_states(part, step, entry, tokens.stop) if part.is_state and tables is not None else {}
+        chosen = [
+            self._chosen(part, entry, range(first, end), step, tokens=tokens, are_shown=tables is not None)
             for part in self._geometry.parts
         ]
-        windows = tuple(
-            self._states(entry, range(first, end), kept)
-            if part.is_state
-            else self._windows(part, entry, range(first, end), tokens.start)
-            for part, kept in zip(self._geometry.parts, states, strict=True)
-        )
-        blocks = tuple(
-            tuple(kept[chunk] for chunk in chunks)
-            if part.is_state
-            else self._blocks(part, entry.tables[part.table], range(first, end) if part.is_full else chunks)
-            for part, chunks, kept in zip(self._geometry.parts, windows, states, strict=True)
-        )
-        if any(
-            part.is_full and len(named) < (end - first) * self._geometry.blocks_of(part)
-            for part, named in zip(self._geometry.parts, blocks, strict=True)
-        ):
+        if None in chosen:
             return None
         size = self._geometry.chunk_tokens
         entry.chunks_planned = end
+        chunks, blocks = zip(*chosen, strict=True)
         if not any(blocks):
             return None
         return SaveOrder(
@@ -228,12 +215,12 @@ class SavePlanner:
             salt=entry.salt,
             adapter=entry.adapter,
             first_chunk=first,
+            chunks=chunks,
             block_ids=blocks,
-            windows=windows if self._geometry.has_groups else (),
             tokens=entry.token_ids(first * size, end * size),
             retention=entry.hints.retention_of(first * size, end * size),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
-            pin=self._pins.take(list(dict.fromkeys(block for named in blocks for block in named)))
+            pin=self._pins.hold_blocks(list(dict.fromkeys(block for named in blocks for block in named)))
             if self._pins.are_possible
             else 0,
         )
@@ -249,9 +236,22 @@ class SavePlanner:
             return end
         return min(end, first + room // self._chunk_blocks)
 
-    def _blocks(self, part: Part, table: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
-        count = self._geometry.blocks_of(part)
-        return tuple(block for chunk in chunks for block in table[chunk * count : (chunk + 1) * count])
+    def _chosen(
+        self, part: Part, entry: Tracked, chunks: range, step: EngineStep, *, tokens: range, are_shown: bool
+    ) -> tuple[Sequence[int], tuple[int, ...]] | None:
+        """Which of these chunks of a part are saved, and their blocks; None where a full one's are not known. `are_shown`: vLLM
+        shows the request's tables as they are."""
+        assert entry.tables is not None
+        count, table = self._geometry.blocks_of(part), entry.tables[part.table]
+        if part.is_full:
+            blocks = tuple(table[chunks.start * count : chunks.stop * count])
+            return (chunks, blocks) if len(blocks) == len(chunks) * count else None
+        if part.is_state:
+            kept = self._kept_states(part, step, entry, tokens.stop) if are_shown else {}
+            states = self._states(entry, chunks, kept)
+            return states, tuple(kept[chunk] for chunk in states)
+        windows = self._windows(part, entry, chunks, tokens.start)
+        return windows, tuple(block for chunk in windows for block in table[chunk * count : (chunk + 1) * count])
 
     def _windows(self, part: Part, entry: Tracked, chunks: range, computed: int) -> tuple[int, ...]:
         """The chunks of a part with a window that a boundary needs, and whose blocks the request has in this step.
@@ -259,8 +259,7 @@ class SavePlanner:
         `computed`: tokens before the step. What lies further back than the window was let go before it, and may be another
         request's by now. Chunks that are decoded are all stored: where decoding ends is not known.
         """
-        if part.is_full or entry.tables is None:
-            return ()
+        assert entry.tables is not None
         prompt_chunks = entry.request.num_prompt_tokens // self._geometry.chunk_tokens
         count, table = self._geometry.blocks_of(part), entry.tables[part.table]
         oldest = part.oldest_token(computed) // part.block_tokens
