@@ -175,15 +175,6 @@ def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | Non
     asyncio.run(run())
 
 
-def test_chunks_in_the_lower_tier_alone_are_promoted_and_served() -> None:
-    async def check(pool: TieredPool) -> None:
-        assert await pool.load(CHAIN) == len(CHAIN)
-        assert int(pool.tier.stats()["memory.read_bytes"]) > 0
-        assert pool.pool.measure({}).directory["promoted_chunks"] == len(CHAIN)
-
-    in_pool(check)
-
-
 def test_wrong_bytes_are_a_miss_and_dropped_in_their_tier() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(OTHER) == len(OTHER)
@@ -340,16 +331,6 @@ def test_a_check_that_fails_without_a_word_is_reported() -> None:
         pool.tier.fault_of = lambda kind, key: Fault.ERROR if kind == "check" and key == OTHER[7] else Fault.NONE
         assert await deep_check(pool) == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "failed", "dropped": 0}]
         assert await pool.load(OTHER) == len(OTHER)
-
-    in_pool(check)
-
-
-def test_a_deep_check_reads_the_lower_tier_too() -> None:
-    async def check(pool: TieredPool) -> None:
-        pool.tier.medium.spoil(OTHER[7])
-        bad = await deep_check(pool)
-        assert bad == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
-        assert await pool.load(OTHER) == 7
 
     in_pool(check)
 

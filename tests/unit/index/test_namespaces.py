@@ -7,8 +7,6 @@ import pytest
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
 from kvpool.index.namespaces import (
-    GIVEN_BACK_AT_ONCE,
-    NAMESPACES_MAX,
     NUMBERS_MAX,
     SIZE_CLASSES_MAX,
     Namespace,
@@ -96,20 +94,6 @@ def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
     assert tiers.namespaces.verify() == []
 
 
-def test_unused_namespaces_are_released_in_the_lower_tier_too() -> None:
-    tiers = Tiers()
-    kept = tiers.namespaces.open("kept", LAYOUT)
-    tiers.namespaces.join([kept])
-    for number in range(NAMESPACES_MAX + 1):
-        tiers.namespaces.open(f"m{number}", LAYOUT)
-    assert tiers.gone == [f"m{number}" for number in range(GIVEN_BACK_AT_ONCE)]
-    assert tiers.namespaces.find("kept", LAYOUT) is kept
-    tiers.namespaces.leave([kept])
-    assert tiers.namespaces.has_room_for(NAMESPACES_MAX)
-    assert tiers.namespaces.find("kept", LAYOUT) is None
-    assert not tiers.namespaces.has_room_for(NAMESPACES_MAX + 1)
-
-
 def test_a_number_serves_another_namespace_only_after_events_have_forgotten_it() -> None:
     tiers = Tiers()
     reused: list[int] = []
@@ -176,16 +160,6 @@ def test_all_sizes_of_a_users_stages_count_for_its_share() -> None:
     with pytest.raises(Refused, match="chunk sizes"):
         namespaces.open_ranks("m", STAGED, user)
     namespaces.open_ranks("m", replace(STAGED, stages=(3, 3)), user)
-
-
-def test_slots_have_room_for_summaries() -> None:
-    tiers = Tiers()
-    plain = Layout(layers=2, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32)
-    layout = replace(plain, summaries="mean")
-    namespace = tiers.namespaces.open("m", layout)
-    assert namespace.geometry == (layout.stored_bytes, layout.extents) == (3 * plain.layer_bytes, 3)
-    assert tiers.namespaces.open("m", plain).size_class != namespace.size_class
-    assert tiers.slots.slot_bytes(layout) == layout.stored_bytes
 
 
 def test_a_header_has_room_for_the_checksums_of_summaries_too() -> None:

@@ -26,14 +26,6 @@ def test_each_early_end_doubles_the_wait_up_to_five_minutes(tmp_path: Path) -> N
     assert waits == list(enumerate(expected))
 
 
-def test_a_clean_end_leaves_nothing(tmp_path: Path) -> None:
-    for _ in range(3):
-        _begin(tmp_path / "lock").end_life(is_clean=False)
-    _begin(tmp_path / "lock").end_life(is_clean=True)
-    assert not (tmp_path / "lock").exists()
-    assert _begin(tmp_path / "lock").early_ends == 0
-
-
 @pytest.mark.parametrize(
     ("left", "early_ends"),
     [

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.base import Outcome
-from kvpool.types import ConnectionId, Level, SaveState
+from kvpool.types import Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, planner
 from tests.rigs.tiers.memory_tier import Fault
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
@@ -46,64 +45,6 @@ def pool_levels(has_disk: bool) -> list[Level]:
     return [Level.SSD] if has_disk else []
 
 
-def test_chunks_of_another_node_are_pulled_and_stay() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.load(KEYS) == len(KEYS)
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS]
-        stats = pool.pool.measure({}).tiers["peer"]
-        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"], stats["peer.pulls_under_way"]) == (
-            len(KEYS),
-            0,
-            0,
-        )
-
-    run([node], act)
-
-
-def test_a_pull_begins_after_what_is_here() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:5]) == 5
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS[5:]]
-
-    run([node], act)
-
-
-def test_chunks_on_disk_are_read_there_and_the_rest_is_pulled() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:7]) == 7
-        assert await pool.demote() == 0
-        await pool.flush("dram")
-        assert await pool.save(KEYS[:2]) == 2
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS[7:]]
-        assert pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == 5
-
-    run([node], act, has_disk=True)
-
-
-def test_the_node_with_the_longest_run_is_asked() -> None:
-    nodes = [Node(), Node(), Node()]
-    for node, count in zip(nodes, (3, 9, 6), strict=True):
-        node.store(chunks_of(KEYS[:count]))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.load(KEYS) == 9
-        assert remote.asked == [KEYS[:9]]
-
-    run(nodes, act)
-
-
 def test_a_node_that_is_named_is_asked_for_what_nobody_is_known_to_have() -> None:
     nodes = [Node(chunks=chunks_of(KEYS)), Node()]
     nodes[1].store(chunks_of(KEYS[:4]))
@@ -119,29 +60,6 @@ def test_a_node_that_is_named_is_asked_for_what_nobody_is_known_to_have() -> Non
     run(nodes, act)
 
 
-def test_what_another_node_is_known_to_have_comes_before_a_name() -> None:
-    nodes = [Node(chunks=chunks_of(KEYS)), Node()]
-    nodes[1].store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        nodes[0].chunks.clear()
-        assert await pool.load(KEYS, owner="0") == len(KEYS)
-
-    run(nodes, act)
-
-
-def test_a_node_that_is_named_and_has_nothing_is_a_miss() -> None:
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:3]) == 3
-        assert await pool.load(KEYS, owner="0") == 3
-        assert await pool.save(KEYS) == len(KEYS)
-        pool.session = replace(pool.session, peer=ConnectionId(77))
-        assert await pool.load([key_of(2, 0)], owner="0") == 0
-        assert len(remote.asked) == 1
-
-    run([Node()], act)
-
-
 def test_what_is_no_name_of_a_node_is_refused() -> None:
     async def act(pool: TieredPool, _: MemoryRemote) -> None:
         for name in ("x" * 257, "a\nb", "é" * 129):
@@ -149,19 +67,6 @@ def test_what_is_no_name_of_a_node_is_refused() -> None:
                 await pool.load(KEYS, owner=name)
 
     run([Node()], act)
-
-
-def test_a_session_of_another_node_pulls_nothing() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:3]) == 3
-        pool.session = replace(pool.session, peer=ConnectionId(77))
-        assert await pool.load(KEYS) == 3
-        assert remote.asked == []
-
-    run([node], act)
 
 
 @pytest.mark.parametrize("is_stale", [True, False], ids=["stale hint", "node refuses"])

@@ -175,17 +175,6 @@ def test_one_peer_causes_one_republish_and_many_cause_a_few(clock: StandingClock
     assert 200_000 < wait_ms <= 300_001
 
 
-def test_new_subscribers_within_a_short_time_share_one_republish(clock: StandingClock) -> None:
-    schedule = RepublishSchedule(100.0, clock)
-    for _ in range(5):
-        schedule.note_newcomer()
-    assert schedule.take_due() == Republish.NOTHING
-    clock.pass_s(republish_schedule.SETTLE_S)
-    assert schedule.take_due() == Republish.EVERYTHING
-    assert schedule.take_due() == Republish.NOTHING
-    assert schedule.wait_ms is None
-
-
 def test_nothing_is_republished_where_the_interval_is_zero(clock: StandingClock) -> None:
     schedule = RepublishSchedule(0.0, clock)
     schedule.note_lost(b"p")
@@ -207,15 +196,6 @@ def test_a_request_that_came_too_soon_gets_its_snapshot_when_its_time_has_come(c
     assert schedule.wait_ms is None
     schedule.note_lost(b"p")
     assert schedule.take_due() == Republish.NOTHING, "that one counts, too"
-
-
-def test_one_that_asks_again_and_again_causes_one_snapshot_in_its_time(clock: StandingClock) -> None:
-    schedule, republished = RepublishSchedule(1.0, clock), 0
-    for _ in range(300):
-        schedule.note_lost(b"p")
-        republished += schedule.take_due() == Republish.EVERYTHING
-        clock.pass_s(0.1)
-    assert republished == 10
 
 
 def test_what_is_due_while_snapshots_are_too_recent_waits_for_them(clock: StandingClock) -> None:

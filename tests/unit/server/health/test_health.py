@@ -75,14 +75,6 @@ def test_a_failed_probe_is_a_problem_until_a_good_one(health: Health, clock: Fak
     assert health.state() == "ready"
 
 
-def test_a_dead_thread_is_a_problem_whatever_the_probe_says(health: Health, pool: FakePool, clock: FakeClock) -> None:
-    health.begin_serving()
-    health.note_probe(_result(clock))
-    pool.broken = ["transfer: the outcome of a job was lost"]
-    assert health.report().problems == ("transfer: the outcome of a job was lost",)
-    assert not health.report().is_ready
-
-
 @pytest.mark.parametrize("is_probed_before", [True, False])
 def test_a_missing_probe_is_a_problem(health: Health, clock: FakeClock, is_probed_before: bool) -> None:
     clock.seconds += 1000

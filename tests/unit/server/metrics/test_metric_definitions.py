@@ -212,52 +212,6 @@ def test_no_name_is_given_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_an_unused_daemon_can_be_scraped() -> None:
-    assert "kvpool_chunks 0.0" in _text(_snapshot(models={}))
-
-
-def test_the_text_shows_the_counters() -> None:
-    lines = _text(_snapshot()).splitlines()
-    for line in (
-        'kvpool_lookups_total{model="m"} 3.0',
-        'kvpool_hit_tokens_total{model="m",tier="dram"} 5.0',
-        'kvpool_hit_tokens_total{model="m",tier="ssd"} 7.0',
-        'kvpool_declined_chunks_total{reason="aborted"} 2.0',
-        'kvpool_sparse_recalls_total{model="m"} 2.0',
-        'kvpool_sparse_kept_mass_total{model="m"} 7.5',
-        'kvpool_request_duration_seconds_bucket{le="5e-06",verb="acquire"} 0.0',
-        'kvpool_request_duration_seconds_bucket{le="1e-05",verb="acquire"} 1.0',
-        'kvpool_request_duration_seconds_bucket{le="2.0",verb="acquire"} 1.0',
-        'kvpool_request_duration_seconds_bucket{le="+Inf",verb="acquire"} 2.0',
-        'kvpool_request_duration_seconds_count{verb="acquire"} 2.0',
-        'kvpool_reuse_gap_seconds_bucket{le="1.0"} 0.0',
-        'kvpool_reuse_gap_seconds_bucket{le="2.0"} 0.0',
-        'kvpool_chunk_lifetime_seconds_bucket{le="4.0"} 0.0',
-        "kvpool_healthy 0.0",
-        "kvpool_probe_latency_seconds 0.25",
-        'kvpool_build_info{checksum="c",key_hash="k",version="1"} 1.0',
-    ):
-        assert line in lines
-    assert not [line for line in lines if 'tier="hbm"' in line]
-
-
-def test_a_model_without_compute_by_lookup_has_no_metrics_of_it() -> None:
-    text = _text(_snapshot(models={"plain": ModelUsage(lookups=3)}))
-    assert not [line for line in text.splitlines() if line.startswith("kvpool_sparse_")]
-
-
-def test_a_model_may_have_any_name() -> None:
-    name = 'x"} 1\nkvpool_fake 9 \\ \u2603'
-    text = _text(_snapshot(models={name: ModelUsage(lookups=3)}))
-    assert not [line for line in text.splitlines() if line.startswith("kvpool_fake")]
-    registry = CollectorRegistry()
-    registry.register(ScrapeCollector(lambda: _snapshot(models={name: ModelUsage(lookups=3)})))
-    families = {
-        family.name: family for family in text_string_to_metric_families(generate_openmetrics(registry).decode())
-    }
-    assert families["kvpool_lookups"].samples[0].labels == {"model": name}
-
-
 def test_openmetrics_can_be_parsed_and_holds_every_metric() -> None:
     text = generate_openmetrics(make_registry(_snapshot)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}

@@ -12,7 +12,6 @@ import kvpool_native
 from kvpool.config.peer_options import PeerConfig
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
@@ -23,7 +22,6 @@ from tests.rigs.nodes.stream_relay import CuttingRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
 
 RANKS = 8
-WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
 Fleet = Sequence[Node]
 
 
@@ -291,22 +289,6 @@ def test_a_stream_where_nothing_answers_is_noted_until_bytes_come() -> None:
         assert record.unreachable == ""
 
     run(act, nodes=1)
-
-
-@pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
-def test_a_chain_longer_than_what_its_owner_may_lease_for_others_comes_whole(has_disk: bool) -> None:
-    keys = [key_of(8, number) for number in range(60)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
-        (there,) = fleet
-        await save(here, there, keys)
-        if has_disk:
-            assert await there.pool.demote() == 0
-            await there.pool.flush("dram")
-        assert await load_first(here, keys) == (60, 60, 60)
-        assert pulls_of(there) > 1
-
-    run(act, nodes=1, dram_chunks=80, has_disk=has_disk)
 
 
 def sessions_of_ranks(node: Node, ranks: int) -> list[EngineSession]:

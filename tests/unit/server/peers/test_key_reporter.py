@@ -69,25 +69,6 @@ def keys_in(packed: bytes) -> set[bytes]:
     return set(KeyColumn(packed))
 
 
-async def test_changes_are_the_net_of_events_and_only_the_last_tier_counts(desks: list[Desk]) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    rig.store([1, 2])
-    found = await desk.answer(r.AskChanges(-1, 10_000, 0))
-    assert (keys_in(found.stored), found.removed, found.is_gap) == ({key([1]), key([1, 2])}, b"", False)
-    assert found.last == found.newest
-    rig.demote_all()
-    flush_whole(rig.memory, rig.tick())
-    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
-    assert (keys_in(found.stored), found.removed) == ({key([1]), key([1, 2])}, b"")  # the files have them
-    flush_whole(rig.files, rig.tick())
-    rig.store([1])
-    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
-    assert (keys_in(found.stored), keys_in(found.removed)) == ({key([1])}, {key([1, 2])})
-    everything = await desk.answer(r.AskChanges(-1, 0, 0))
-    assert (everything.stored, everything.removed) == (found.stored, found.removed)
-
-
 async def test_chunks_in_engines_own_memory_are_reported_to_no_other_node(desks: list[Desk]) -> None:
     rig = Rig()
     desks.append(desk := Desk(rig))
@@ -292,46 +273,6 @@ async def test_saves_under_way_are_reported_and_those_given_up_are_removed(desks
     assert (keys_in(lost.stored), keys_in(lost.removed)) == ({key([1])}, {key([1, 2]), key([1, 2, 3])})
     newcomer = await desk.answer(r.AskChanges(lost.last, 1, 0), 4)
     assert (newcomer.stored, newcomer.removed) == (b"", b"")  # it knew of none of them
-
-
-async def test_a_chunk_that_is_dropped_before_the_end_of_its_save_is_removed_with_the_end(desks: list[Desk]) -> None:
-    """As where a long save is committed part by part, and the chunk that it follows fails to land in between."""
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    save = KeyColumn(key([1]) + key([1, 2]))
-    desk.reporter.note_save(save)
-    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
-    rig.store([1])
-    flush_whole(rig.memory, rig.tick())
-    under_way = await desk.answer(r.AskChanges(known.last, 30_000, known.saves))
-    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
-    desk.ask(r.AskChanges(under_way.last, 30_000, under_way.saves))
-    await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
-    desk.reporter.end_save(save, 2)
-    await until(lambda: 1 in desk.answers, "it is answered")
-    (found,) = desk.answers.pop(1)
-    assert (found.stored, keys_in(found.removed)) == (b"", set(save))
-
-
-async def test_an_event_counts_more_than_a_save_that_was_given_up_and_less_than_one_under_way(
-    desks: list[Desk],
-) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    save = KeyColumn(key([1]))
-    desk.reporter.note_save(save)
-    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
-    desk.reporter.end_save(save, 0)
-    rig.store([1])
-    found = await desk.answer(r.AskChanges(first.last, 30_000, known.saves))
-    assert (keys_in(found.stored), found.removed) == ({key([1])}, b"")
-    flush_whole(rig.memory, rig.tick())
-    desk.reporter.note_save(save)
-    under_way = await desk.answer(r.AskChanges(found.last, 30_000, found.saves))
-    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
-    assert under_way.last > found.last
 
 
 async def test_notes_of_saves_that_were_dropped_are_a_gap(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,8 +159,3 @@ def test_pages_fit_frames_and_have_every_member_once() -> None:
     assert len(peer_rows([_Many()])) == 2 * ROWS_MAX + 5, "without those that have left"
     with pytest.raises(InvalidArgument, match="first is -1"):
         verbs.list_peers(pm.AskPeers(-1))
-
-
-def test_a_node_without_peers_lists_none() -> None:
-    expected: dict[str, Any] = {"here": None, "problems": [], "peers": [], "members": 0}
-    assert PeerVerbs([]).list_peers(pm.AskPeers(0)).values == expected

@@ -44,19 +44,6 @@ def run(
     asyncio.run(live())
 
 
-def test_what_another_node_has_is_a_hit() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).tiers["peer"]
-        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
-        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
-        assert there.pool.pool.measure({}).index["leases"] == 0
-
-    run(act)
-
-
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
 @pytest.mark.parametrize(("at_once", "parts"), [(6, 4), (1, 20)])
 def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
@@ -177,18 +164,6 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
     run(act)
 
 
-def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        assert await there.pool.demote() == 0
-        await there.pool.flush("dram")
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == len(KEYS)
-
-    run(act, has_disk=True)
-
-
 def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
@@ -284,33 +259,9 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
     run(act, wants_encrypted=True)
 
 
-def test_a_plain_pull_is_refused_by_a_node_that_encrypts() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        there.offers.stream = there.offers.stream.replace("tls", "tcp")
-        assert await here.pool.load(KEYS) == 0
-        await there.pool.until_moved(lambda: there.offers.stats()["strangers_unencrypted"] > 0)
-        assert there.offers.stats()["sent_bytes"] == 0
-
-    run(act, sends_encrypted=True)
-
-
 def pull_of_first(link: PeerLink) -> r.Pull:
     """A pull of one chunk, of which nothing will be received."""
     return r.Pull(link.next_pull(), "model", list(LAYOUT.to_wire()), b"", 0, KEYS[0], 60_000)
-
-
-def test_nodes_that_ask_each_other_for_what_nobody_has_do_not_wait_for_each_other() -> None:
-    async def act(here: Node, there: Node) -> None:
-        await there.join(here)
-        here.believe(there, KEYS)
-        there.believe(here, KEYS)
-        begun_ns = here._clock.now_ns()
-        assert sum(await asyncio.gather(here.pool.load(KEYS), there.pool.load(KEYS))) == 0
-        assert here._clock.now_ns() - begun_ns < 2e9, "a pull may take five seconds"
-
-    run(act)
 
 
 def test_only_what_is_missing_is_sent() -> None:
@@ -337,31 +288,6 @@ def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_fo
         here.clock.pass_s(3.1)
         assert await here.pool.load(KEYS) == 6
         assert there.server.counts["pulls"] == asked + 1
-
-    run(act)
-
-
-def test_what_was_saved_while_the_node_declined_it_is_a_hit_though_no_event_follows() -> None:
-    """The event of the save comes before the answer of a request from before it."""
-
-    async def act(here: Node, there: Node) -> None:
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == 0
-        assert await there.pool.save(KEYS) == len(KEYS)
-        assert await here.pool.load(KEYS) == 0, "it is not asked again for a while"
-        here.clock.pass_s(3.1)
-        assert await here.pool.load(KEYS) == len(KEYS)
-
-    run(act)
-
-
-def test_an_announcement_after_a_decline_is_believed_at_once() -> None:
-    async def act(here: Node, there: Node) -> None:
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == 0
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
 
     run(act)
 
@@ -406,21 +332,6 @@ def test_nodes_that_believe_one_another_do_not_ask_in_a_circle() -> None:
         there.believe(here, KEYS)
         assert await here.pool.load(KEYS) == 0
         assert here.offers.stats()["pulls_empty"] + here.offers.stats()["pulls_served"] == 0
-
-    run(act)
-
-
-def test_an_owner_that_ends_in_the_middle_is_a_miss_of_the_rest() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        loading = asyncio.ensure_future(here.pool.load(KEYS))
-        await there.pool.until_moved(lambda: there.offers.stats()["offers"] > 0 or loading.done())
-        there.server.close()
-        assert await there.offers.close()
-        assert 0 <= await loading <= len(KEYS)
-        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        here.pool.assert_sound()
 
     run(act)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvpool.config.config import load_config
 from kvpool_tools.sim.cells import Cell, run_cell
 from kvpool_tools.sim.node import POLICIES
-from kvpool_tools.sim.workload import Prompt, Workload, make_workload
+from kvpool_tools.sim.workload import Prompt, make_workload
 from studies.fleet.routers import ROUTERS
 from tests.rigs.clusters import cluster_cell, run
 from tests.rigs.simulations import random_prompts, workload_of
@@ -67,31 +67,6 @@ def test_each_block_is_counted_once_and_every_run_is_the_same(
     assert first == again
 
 
-def test_without_peers_and_store_the_nodes_are_alone() -> None:
-    prompts = random_prompts(3, 90)
-    workload = workload_of(prompts)
-    together = run(workload, cluster_cell(3, 20, 30, has_peers=False, seed=0))
-    alone = [run_cell(_every_third(workload, node), Cell("lru", 20, 30), load_config()) for node in range(3)]
-    assert together.hits_dram == sum(outcome.hits_dram for outcome in alone)
-    assert together.hits_ssd == sum(outcome.hits_ssd for outcome in alone)
-    assert together.ssd_blocks_written == sum(outcome.ssd_blocks_written for outcome in alone)
-    assert together.saved_s > 0
-
-
-def _every_third(workload: Workload, node: int) -> Workload:
-    """The requests of one of three nodes, with the same keys."""
-    chains = list(workload.chains())
-    at_s = [at_ns / 1e9 for at_ns in workload.at_ns.tolist()]
-    mine = make_workload(Prompt(at_s[request], chains[request]) for request in range(node, len(chains), 3))
-    order = list(dict.fromkeys(block for request in range(node, len(chains), 3) for block in chains[request]))
-
-    class SameKeys(Workload):
-        def keys(self):  # type: ignore[no-untyped-def]
-            return workload.keys()[order]
-
-    return SameKeys(mine.at_ns, mine.first, mine.blocks, mine.storable, mine.unique, mine.session)
-
-
 def test_a_block_of_a_peer_is_pulled_once_and_then_local() -> None:
     outcome = run(workload_of([CHAIN] * 4), cluster_cell(2, 10))
     assert (outcome.missed, outcome.hits_peer, outcome.hits_dram) == (4, 4, 8)
@@ -99,12 +74,6 @@ def test_a_block_of_a_peer_is_pulled_once_and_then_local() -> None:
     moving_s = 4 * (1 << 20) / 10e9
     assert outcome.saved_s == pytest.approx(12 * 0.025 - moving_s - 1e-3)
     assert outcome.busiest_share == pytest.approx(moving_s / 3)
-
-
-def test_events_that_are_late_find_nothing() -> None:
-    workload = workload_of([CHAIN] * 4)
-    assert run(workload, cluster_cell(2, 10, event_delay_s=1.0)).hits_peer == 4
-    assert run(workload, cluster_cell(2, 10, event_delay_s=1.001)).hits_peer == 0
 
 
 def test_a_peer_that_has_evicted_its_blocks_is_a_miss_and_not_asked_again() -> None:
@@ -168,11 +137,3 @@ def test_a_router_that_knows_never_hits_less_locally_than_one_that_does_not(seed
     }
     assert local["kv-aware"] >= local["session-affine"] >= local["round-robin"]
     assert local["kv-aware"] > local["round-robin"]
-
-
-def test_peers_make_up_for_a_router_that_knows_nothing() -> None:
-    workload = workload_of(random_prompts(5, 300, window=40))
-    alone = run(workload, cluster_cell(4, 1000, has_peers=False))
-    together = run(workload, cluster_cell(4, 1000))
-    everything = run_cell(workload, Cell("lru", 4000, 0), load_config())
-    assert alone.hits < together.hits == everything.hits_dram

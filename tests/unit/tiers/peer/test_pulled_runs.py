@@ -8,12 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 import kvpool_native
-from kvpool.index.parts import Step
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
-from kvpool.pool.readers.hold_task import HoldTask
-from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import ConnectionId, Level, SaveState
@@ -127,19 +124,6 @@ def test_a_longer_run_is_pulled_in_parts_of_what_one_request_may_name() -> None:
         await rig.save(rig.there, keys)
         assert await rig.load(keys) == (len(keys), len(keys))
         assert rig.pulls(rig.there) == 2
-
-    run(act)
-
-
-def test_what_is_here_is_not_asked_for() -> None:
-    """Neither chunks in memory nor those on disk, wherever they are in the run."""
-
-    async def act(rig: Rig) -> None:
-        await rig.save(rig.here, [KEYS[3], KEYS[11]])
-        await rig.save(rig.there, [key for key in KEYS if key not in (KEYS[3], KEYS[11])])
-        assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
-        assert rig.pulls(rig.there) == 1
-        assert rig.here.tier.nodes.of(rig.there.name).read_bytes == (len(KEYS) - 2) * LAYOUT.chunk_bytes
 
     run(act)
 
@@ -265,33 +249,5 @@ def test_a_run_that_finds_no_room_is_whole_or_ends_where_room_does() -> None:
         for lease in leases:
             pool.pool.leases.release(pool.session, lease.lease)
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
-
-    run(act)
-
-
-def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
-    async def act(rig: Rig) -> None:
-        columns: list[list[bytes]] = []
-        for rank in range(2):
-            layout = replace(WINDOWED, rank=rank, world=2)
-            rig.there.pool.session = rig.there.pool.pool.open_session(ConnectionId(20 + rank), "model", layout)
-            columns.append([key_of(8, rank, number) for number in range(10)])
-            await rig.save(rig.there, columns[-1])
-        pool = rig.here.pool.pool
-        session = pool.open_session(ConnectionId(30), "model", replace(WINDOWED, rank=None, world=2))
-        runs = [Run(session, KeyColumn.of([*columns[0], *columns[1]]))]
-        task = HoldTask(
-            pool._directory, pool._tiering, session, runs, holder=session.holder, ending=pool._readers.ending
-        )
-        while task.advance(1) is Step.MORE:
-            pass
-        assert task.chunks == 10
-        await rig.here.pool.until_moved(lambda: pool._tiering.holds == 0)
-        assert task.chunks == 10, "all of it has landed"
-        assert rig.pulls(rig.there) == 2
-        task.release_holds(1)
-        for connection in (20, 21):
-            rig.there.pool.pool.drop_connection(ConnectionId(connection))
-        pool.drop_connection(session.connection)
 
     run(act)
