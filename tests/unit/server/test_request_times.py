@@ -14,16 +14,7 @@ from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import BOUNDS_NS, RequestTimes
 from kvpool.server.service import VERBS
 from kvpool.types import ConnectionId
-
-
-class Ticks:
-    """A clock that its test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def now_ns(self) -> int:
-        return self.now
+from tests.rigs.blocks.clock import HandClock
 
 
 class Transport:
@@ -44,7 +35,7 @@ class Transport:
     def resume_reading(self) -> None: ...
 
 
-def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]) -> tuple[Connection, Transport]:
+def _connection(times: RequestTimes, clock: HandClock, handler: Callable[[Any], Any]) -> tuple[Connection, Transport]:
     connection = Connection(
         ConnectionId(1),
         {m.IssueTicket.KIND: (m.IssueTicket, handler), m.Usage.KIND: (m.Usage, handler)},
@@ -71,10 +62,10 @@ def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
 
 
 def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
 
     def handler(_: m.IssueTicket) -> m.Done:
-        clock.now += 30_000
+        clock.advance(30e-6)
         return m.Done()
 
     connection, _ = _connection(times, clock, handler)
@@ -84,7 +75,7 @@ def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
 
 
 def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureFixture) -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
     errors: list[Exception] = [Refused("full", "no room"), ZeroDivisionError("oops")]
 
     def handler(_: m.IssueTicket) -> m.Done:
@@ -99,11 +90,11 @@ def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureF
 
 
 def test_an_answer_that_waits_includes_its_wait() -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
 
     async def later(_: m.IssueTicket) -> m.Done:
         await asyncio.sleep(0)
-        clock.now += 5_000_000
+        clock.advance(0.005)
         return m.Done()
 
     async def run() -> None:
@@ -119,7 +110,7 @@ def test_an_answer_that_waits_includes_its_wait() -> None:
 
 def test_a_usage_report_is_measured_and_never_answered() -> None:
     times = RequestTimes(VERBS)
-    connection, transport = _connection(times, Ticks(), lambda _: None)
+    connection, transport = _connection(times, HandClock(), lambda _: None)
     connection.data_received(m.encode(m.Usage(b""), 0))
     assert sum(times.verbs()["usage"].counts) == 1
     assert transport.sent == b""
