@@ -110,19 +110,6 @@ def test_after_close_every_verb_refuses_and_names_it() -> None:
     assert blocks.verify() == []
 
 
-@pytest.mark.parametrize("length", [12, 10])
-def test_a_whole_prompt_is_reused_by_an_engine_that_has_its_logits(length: int) -> None:
-    engine = PrefixEngine(12)
-    engine.run("a", prompt(1, length))
-    engine.free("a")
-    assert engine.run("b", prompt(1, length), has_logits=True) == length
-    assert engine.append("b", [7, 7, 7])
-    engine.free("b")
-    assert engine.run("c", prompt(1, length), has_logits=True) == length
-    assert engine.run("d", prompt(1, length)) == length - 1
-    engine.verify()
-
-
 @pytest.mark.parametrize(("common", "reused"), [(1, 1), (3, 3), (5, 5), (6, 6), (7, 6), (9, 6)])
 def test_the_head_of_a_block_is_copied_also_of_the_last_part_block(common: int, reused: int) -> None:
     engine = PrefixEngine(16)
@@ -171,18 +158,6 @@ def test_retained_blocks_outlive_newer_ones_until_their_duration_ends() -> None:
         engine.free("c")
         assert engine.run("again", prompt(1, 8)) == reused
         engine.verify()
-
-
-def test_a_low_priority_is_evicted_first_and_decoded_tokens_have_their_own() -> None:
-    engine = PrefixEngine(6)
-    engine.run("a", prompt(1, 4), retention=[kv.TokenRange(0, None, 90)], decode_priority=5)
-    engine.append("a", [3] * 8)
-    priorities = [engine.blocks.priority_of(block) for block in engine.blocks.block_ids("a")]
-    assert priorities == [90, 5, 5]
-    engine.free("a")
-    engine.run("b", prompt(2, 20))
-    engine.free("b")
-    assert engine.run("c", [*prompt(1, 4), 3, 3, 3, 3, 1]) == 4
 
 
 def test_salts_and_adapters_are_never_shared() -> None:

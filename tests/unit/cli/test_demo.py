@@ -81,11 +81,7 @@ def test_a_prompt_of_whole_chunks_still_computes_its_last_token(model: Any, pool
 
 @pytest.mark.parametrize(
     ("chunk", "layer"),
-    [
-        (0, 7),
-        (3, 4),
-        *(pytest.param(*at, marks=pytest.mark.slow) for at in ((0, 0), (2, 0), (4, 7))),
-    ],
+    [(0, 7), (3, 4), *(pytest.param(*at, marks=pytest.mark.slow) for at in ((0, 0), (2, 0), (4, 7)))],
 )
 def test_a_load_that_ends_early_is_recomputed_from_the_right_token(
     model: Any, pool: FakePool, chunk: int, layer: int

@@ -6,12 +6,7 @@ import pytest
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.index.namespaces import (
-    NUMBERS_MAX,
-    SIZE_CLASSES_MAX,
-    Namespace,
-    Namespaces,
-)
+from kvpool.index.namespaces import NUMBERS_MAX, SIZE_CLASSES_MAX, Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import EPOCH_BYTES, Level

@@ -46,19 +46,6 @@ def settle(remote: RemoteChunks) -> int:
     return turns
 
 
-def test_what_only_an_engine_of_another_node_has_is_not_there() -> None:
-    remote, keys = remote_of(ONE), column(0, 3)
-    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=1))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == NO_RUN
-    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=3, tiers_before=1))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 1)
-    assert remote.queue_event(ONE, Event(3, EventKind.UPDATED, keys=keys[:1].packed, tiers=1, tiers_before=3))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == NO_RUN
-
-
 def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> None:
     remote, keys = remote_of(ONE, OTHER), column(0, 9000)
     remote.note_stored(ONE, keys)

@@ -100,17 +100,6 @@ def chain() -> Chain:
     return Chain()
 
 
-def test_leading_chunks_become_visible_while_others_are_written(chain: Chain) -> None:
-    for chunk in range(PUBLISHED_AT_ONCE - 1):
-        chain.end(chunk)
-    assert chain.visible == 0
-    chain.end(PUBLISHED_AT_ONCE - 1)
-    assert chain.visible == PUBLISHED_AT_ONCE
-    for chunk in range(PUBLISHED_AT_ONCE, CHUNKS):
-        chain.end(chunk)
-    chain.expect_ended(CHUNKS)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.permutations(range(CHUNKS)), st.sets(st.integers(0, CHUNKS - 1), max_size=3))
 def test_after_any_failure_exactly_a_whole_prefix_is_visible(order: list[int], failing: set[int]) -> None:

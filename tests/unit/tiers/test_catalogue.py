@@ -5,8 +5,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity, write_identity
-from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES, Row, Touch
+from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from tests.rigs.daemon import wait_until
 
 MAP_BYTES = 1 << 20
@@ -499,23 +497,6 @@ def test_an_identity_that_is_removed_is_written_at_the_next_checkpoint(
     found = read_identity(tmp_path)
     assert found is not None
     assert found.namespaces == {1: NAMESPACE}
-
-
-def test_the_child_writes_every_row_and_reports_the_end(
-    open_catalogue: Callable[..., Catalogue], tmp_path: Path
-) -> None:
-    catalogue = open_catalogue()
-    for number in range(5):
-        catalogue.put(row_of(number))
-    assert catalogue.close(10.0)
-    with open(tmp_path / "rows", "w+b") as file:
-        command = [sys.executable, "-I", catalogue_check.__file__, str(tmp_path / "catalogue"), str(file.fileno())]
-        command.append(str(ROW_BYTES))
-        done = subprocess.run(command, pass_fds=(file.fileno(),), capture_output=True, timeout=WAIT_S, check=True)
-    assert done.stdout == b"ok 5\n"
-    rows = np.fromfile(tmp_path / "rows", CATALOGUE_ROW)
-    assert rows.nbytes == 5 * ROW_BYTES
-    assert sorted(bytes(key) for key in rows["key"]) == sorted(key_of(number) for number in range(5))
 
 
 def test_the_child_imports_nothing_from_where_the_daemon_was_started(

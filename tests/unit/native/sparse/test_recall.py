@@ -35,10 +35,7 @@ def _some_kv(blocks: int, seed: int) -> tuple[Floats, Floats]:
     random = np.random.default_rng(seed)
     shape = (blocks, TOKENS, KV_HEADS, DIM)
     topics = random.normal(size=(blocks, 1, KV_HEADS, DIM))
-    return (
-        (topics + 0.5 * random.normal(size=shape)).astype(np.float32),
-        random.normal(size=shape).astype(np.float32),
-    )
+    return ((topics + 0.5 * random.normal(size=shape)).astype(np.float32), random.normal(size=shape).astype(np.float32))
 
 
 def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:

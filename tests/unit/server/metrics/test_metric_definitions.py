@@ -1,6 +1,5 @@
 """The table of metrics: names by the rules of Prometheus, a value for each, and the page and dashboard that follow it."""
 
-import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from kvpool.server.metrics.metric import Histogram, Kind, Metric
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
-from kvpool.server.peers import peer_list
 from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
 from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage, SparseUsage
@@ -79,15 +77,7 @@ HBM_COUNTS = (
 
 
 STORE_COUNTS = (
-    *(
-        "queries",
-        "late_answers",
-        "pulled_chunks",
-        "read_bytes",
-        "gone_objects",
-        "wrong_objects",
-        "published_chunks",
-    ),
+    *("queries", "late_answers", "pulled_chunks", "read_bytes", "gone_objects", "wrong_objects", "published_chunks"),
     *(
         "published_bytes",
         "unpublished_full",
@@ -245,17 +235,6 @@ def test_a_large_fleet_has_a_bounded_number_of_labels_and_all_its_members_are_co
         assert len(values) == NODES_MAX
         assert values["10.0.0.7:1",] == (7e-6 if metric.unit == "seconds" else 7)
     assert f'kvpool_peers{{state="following"}} {NODES_MAX + 3:.1f}' in _text(now)
-
-
-def test_every_state_of_a_member_is_counted() -> None:
-    row = inspect.getdoc(peer_list.describe)
-    assert row is not None
-    states = {word.partition(" ")[0] for word in row.partition("`state`: ")[2].partition(". `")[0].split(" | ")}
-    rows = tuple({**_row(number), "state": state} for number, state in enumerate(sorted(states - {"left"})))
-    text = _text(replace(_snapshot(), peers=rows))
-    assert len(rows) >= 8
-    for state in states - {"left"}:
-        assert f'kvpool_peers{{state="{state}"}} 1.0' in text
 
 
 def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:

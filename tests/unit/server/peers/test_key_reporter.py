@@ -16,7 +16,7 @@ from kvpool.peers.control import wire
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers import key_reporter, save_notes
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.types import Level, ReportState
+from kvpool.types import ReportState
 from tests.rigs.events.engine_chunks import drops, has
 from tests.rigs.events.journal_rig import Rig, key
 from tests.rigs.flushing import flush_whole
@@ -211,31 +211,6 @@ async def test_an_answer_is_bounded_and_the_next_goes_on(desks: list[Desk], monk
         last = found.last
         known |= keys_in(found.stored)
     assert known == set(rig.truth())
-
-
-async def test_pages_have_the_keys_of_all_tiers_and_nothing_else(
-    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_reporter, "PAGE_KEYS", 3)
-    rig = Rig()
-    rig.store([1, 2, 3, 4])
-    rig.demote_all()
-    flush_whole(rig.memory, rig.tick())
-    rig.store([0, 1])  # with adapters, salts and token ids, as in `SCOPES`
-    rig.store([2, 1])
-    desks.append(desk := Desk(rig))
-    cursor, known, pages = 0, [], 0
-    while cursor != r.NO_MORE_KEYS:
-        page = await desk.answer(r.AskKeys(cursor))
-        wire.check_follow(r.AskKeys(cursor), page)
-        assert len(KeyColumn(page.keys)) <= 3
-        known += list(KeyColumn(page.keys))
-        cursor, pages = page.cursor, pages + 1
-    assert set(known) == set(rig.truth())
-    assert (len(known), pages) == (8, 4)
-    assert rig.headers.questions == 0, "no token ids are read"
-    last_page = await desk.answer(r.AskKeys((len(Level) + 1) << 32))
-    assert (last_page.keys, last_page.cursor) == (b"", r.NO_MORE_KEYS)
 
 
 async def test_a_page_is_asked_for_again_while_the_log_is_behind(

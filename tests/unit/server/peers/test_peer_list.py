@@ -36,8 +36,7 @@ def link_of(
 
 def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
     return cast(
-        Followers,
-        SimpleNamespace(is_current=lambda _: is_current, fault_of=lambda _: fault, known_of=lambda _: 7),
+        Followers, SimpleNamespace(is_current=lambda _: is_current, fault_of=lambda _: fault, known_of=lambda _: 7)
     )
 
 
