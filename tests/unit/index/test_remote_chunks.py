@@ -23,6 +23,7 @@ from tests.rigs.parts import served
 EPOCH = bytes(range(16))
 ONE, OTHER = NodeName("one"), NodeName("other")
 SEED = bytes(range(1, 17))
+PACES_BYTES = 4096 * 8
 ENGINES, OTHERS = NamespaceId(1), NamespaceId(2)
 
 
@@ -85,6 +86,20 @@ def test_a_full_queue_takes_nothing() -> None:
     assert remote.note_removed(ONE, column(0, 1))
     settle(remote)
     assert remote.count_of(ONE) == PENDING_KEYS_MAX - 1
+
+
+def test_a_full_table_evicts_the_oldest_and_stays_in_its_bound() -> None:
+    remote = remote_of(ONE, pairs=2000)
+    size = remote.mapping.size
+    for first in range(0, 20_000, 1000):
+        assert remote.note_stored(ONE, column(first, first + 1000))
+        settle(remote)
+    stats = remote.stats()
+    assert stats["chunks"] + stats["evicted_chunks"] == 20_000
+    assert stats["chunks"] <= stats["chunks_max"]
+    assert remote.mapping.size == size <= 2000 * 16 + PACES_BYTES
+    assert longest_run(remote, column(19_500, 20_000), 0).chunks == 500
+    assert longest_run(remote, column(0, 10), 0) == NO_RUN
 
 
 def test_a_node_among_others_has_a_share_and_gets_room_again_when_its_chunks_go() -> None:
