@@ -47,6 +47,16 @@ def settle(remote: RemoteChunks) -> int:
     return turns
 
 
+def test_events_store_renew_and_remove() -> None:
+    remote, keys = remote_of(ONE), column(0, 3)
+    assert remote.queue_event(ONE, Event(0, EventKind.CREATED, capacities=(0, 5)))
+    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=2))
+    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=6, tiers_before=2))
+    assert remote.queue_event(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
+    settle(remote)
+    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 2)
+
+
 def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> None:
     remote, keys = remote_of(ONE, OTHER), column(0, 9000)
     remote.note_stored(ONE, keys)
