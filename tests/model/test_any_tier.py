@@ -284,21 +284,6 @@ def test_a_lost_job_is_named_and_holds_up_no_save_and_no_stop(monkeypatch: pytes
     in_pool(check)
 
 
-def test_chunks_under_a_lease_are_demoted_with_the_others() -> None:
-    async def run() -> None:
-        pool = TieredPool([medium_of(100)], DRAM_CHUNKS)
-        await pool.start()
-        assert await pool.save(CHAIN) == len(CHAIN)
-        leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(CHAIN))))
-        assert leased.chunks == len(CHAIN)
-        report = await pool.pool.demote_all(MOVED_S)
-        assert (report["chunks"], report["left"], report["durable"]) == (len(CHAIN), 0, True)
-        pool.pool.leases.release(pool.session, leased.lease)
-        await pool.stop()
-
-    asyncio.run(run())
-
-
 def test_a_leased_chain_that_found_no_room_is_demoted_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         pool = TieredPool([medium_of(100)], 4 * DRAM_CHUNKS)

@@ -124,15 +124,6 @@ def test_a_layout_of_many_ranks_is_looked_up_once() -> None:
 STAGED = replace(LAYOUT, layers=3, rank=None, world=4, stages=(3, 1))
 
 
-def test_each_stage_has_chunks_of_its_own_size() -> None:
-    tiers = Tiers()
-    opened = tiers.namespaces.open_ranks("m", STAGED)
-    assert [opened[rank].layout.layers for rank in range(4)] == [3, 3, 1, 1]
-    assert len({namespace.size_class for namespace in opened.values()}) == 2
-    assert tiers.namespaces.open_ranks("m", STAGED.for_rank(2)) == {2: opened[2]}
-    assert tiers.namespaces.verify() == []
-
-
 def test_room_for_one_stage_is_not_made_of_another() -> None:
     """63 of 64 sizes are in use: the second stage's size finds no room, and the first one's is released only after that."""
     tiers = Tiers()

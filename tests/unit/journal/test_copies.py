@@ -2,8 +2,7 @@
 
 from kvpool.types import Event, EventKind, ReportState
 from tests.rigs.events.engine_chunks import drops, has
-from tests.rigs.events.journal_rig import DRAM, HBM, Rig, key, take_snapshot
-from tests.rigs.events.readers import Replica
+from tests.rigs.events.journal_rig import DRAM, HBM, Rig
 from tests.rigs.flushing import flush_whole
 
 
@@ -28,15 +27,3 @@ def test_level_0_ends_when_neither_an_engine_nor_a_device_has_the_chunk() -> Non
     assert len(changes(rig)) == 2
     drops(rig, [[1]])
     assert changes(rig)[2:] == [(EventKind.UPDATED, 1, DRAM | HBM, DRAM)]
-
-
-def test_a_snapshot_lists_a_copied_chunk_once_with_level_0() -> None:
-    rig, replica = Rig(has_device=True), Replica()
-    rig.store([1, 2])
-    assert rig.copy([1]) == 1
-    page = rig.journal.snapshot(0)
-    assert [(chunk.key, chunk.tiers) for chunk in page.chunks] == [(key([1]), DRAM | HBM), (key([1, 2]), DRAM)]
-    assert take_snapshot(rig, replica)
-    assert replica.tiers() == rig.truth()
-    assert rig.journal.explain(key([1]))["tiers"] == ["hbm", "dram"]
-    assert rig.journal.since(b"", -1).events[0].capacities[:2] == (7, 400)

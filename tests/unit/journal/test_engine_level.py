@@ -11,7 +11,7 @@ from kvpool.journal.engine_chunks import CHUNK_BYTES, EngineChunk, EngineChunks,
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
 from kvpool.router_events.vllm_format import EventForm
-from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, Level, NamespaceId, ReportState
+from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, NamespaceId, ReportState
 from tests.rigs.events.engine_chunks import AGAIN, ONE, OTHER, Reported, chunks_of, drops, has
 from tests.rigs.events.journal_rig import DRAM, HBM, LAYOUT, SSD, Rig, follow, key, take_snapshot, words_of
 from tests.rigs.events.readers import Replica
@@ -26,23 +26,6 @@ def events(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
     while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
         found += news.events
     return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]
-
-
-def test_a_chain_that_no_tier_has_is_stored_at_level_0_with_tokens_and_scope() -> None:
-    rig = Rig()
-    assert has(rig, [1, 2, 3]) == [TAKEN] * 3
-    (event,) = rig.journal.since(b"", 0).events
-    assert (event.kind, event.tiers, event.parent, event.level) == (EventKind.STORED, HBM, b"", Level.HBM)
-    assert event.chunks == tuple(chunk.key for chunk in chunks_of([1, 2, 3]))
-    assert event.tokens == b"".join(chunk.tokens for chunk in chunks_of([1, 2, 3]))
-    assert (event.salt_tag, event.adapter) == (chunks_of([1])[0].scope.salt_tag, "")
-    (wire,) = EventForm().events_of(event, "m", LAYOUT)
-    assert isinstance(wire, dict)
-    assert (wire["type"], wire["medium"], wire["parent_block_hash"]) == ("BlockStored", "GPU", None)
-    assert wire["cache_salt"] == event.salt_tag.hex()
-    assert EventForm(has_engine_level=False).events_of(event, "m", LAYOUT) == []
-    assert has(rig, [1, 2, 4]) == [TAKEN] * 3
-    assert rig.journal.since(b"", event.id).events[0].parent == key([1, 2])
 
 
 def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:

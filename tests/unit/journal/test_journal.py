@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import struct
 import time
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from kvpool.journal.chunk_history import ChunkHistory, Departure
 from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
-from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
+from tests.rigs.events.journal_rig import DRAM, Rig, key, take_snapshot, tokens_of
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
@@ -65,34 +64,6 @@ def test_ids_of_another_life_and_of_the_future_are_gaps() -> None:
     assert rig.journal.since(rig.epoch, 2).is_gap
     assert rig.journal.since(rig.epoch, -2).is_gap
     assert not rig.journal.since(rig.epoch, 1).is_gap
-
-
-def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool.journal.journal.FEED_CHANGES_MAX", 8)
-    rig, replica = Rig(), Replica()
-    follow(rig, replica)
-    for name in range(5):
-        rig.store([name, 1, 2])
-    assert rig.journal.since(rig.epoch, replica.last).is_gap
-    stats = rig.journal.stats()
-    assert (stats["events.gaps"], stats["events.lost_changes"]) == (1, 7)
-    assert take_snapshot(rig, replica)
-    assert replica.tiers() == rig.truth()
-
-
-def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
-    rig = Rig()
-    rows = b"".join(
-        key([at]) + bytes(32) + struct.pack("<QQIIII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below, 35, 0)
-        for at in range(20)
-    )
-    before = rig.journal.since(b"", -1).last
-    assert rig.files.restore(rows) == b"\1" * 20
-    rig.files.finish_restore()
-    assert rig.journal.since(rig.epoch, before).is_gap
-    replica = Replica()
-    assert take_snapshot(rig, replica)
-    assert replica.tiers() == rig.truth() == {key([at]): SSD for at in range(20)}
 
 
 def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:

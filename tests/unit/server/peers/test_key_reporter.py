@@ -16,10 +16,7 @@ from kvpool.peers.control import wire
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers import key_reporter, save_notes
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.types import ReportState
-from tests.rigs.events.engine_chunks import drops, has
 from tests.rigs.events.journal_rig import Rig, key
-from tests.rigs.flushing import flush_whole
 from tests.rigs.nodes.peers import until
 
 pytestmark = pytest.mark.asyncio
@@ -67,29 +64,6 @@ async def desks() -> AsyncIterator[list[Desk]]:
 
 def keys_in(packed: bytes) -> set[bytes]:
     return set(KeyColumn(packed))
-
-
-async def test_chunks_in_engines_own_memory_are_reported_to_no_other_node(desks: list[Desk]) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    desk.ask(r.AskChanges(first.last, 30_000, 0), 2)
-    assert has(rig, [1, 2]) == [ReportState.TAKEN] * 2
-    found = await desk.answer(r.AskChanges(first.last, 0, 0))
-    assert (found.last, found.stored, found.removed) == (rig.journal.newest, b"", b"")
-    for cursor, following in ((0, 1 << 32), (1 << 32, r.NO_MORE_KEYS)):
-        assert await desk.answer(r.AskKeys(cursor)) == r.Keys(b"", rig.journal.newest, following)
-    await until(lambda: "1 wait" in repr(desk.reporter), "the other one still waits")
-    rig.store([1])
-    await until(lambda: 2 in desk.answers, "a chunk of a tier is news")
-    (news,) = desk.answers.pop(2)
-    assert (keys_in(news.stored), news.removed, news.last) == ({key([1])}, b"", rig.journal.newest)
-    flush_whole(rig.memory, rig.tick())
-    found = await desk.answer(r.AskChanges(news.last, 10_000, 0))
-    assert (found.stored, keys_in(found.removed)) == (b"", {key([1])})  # an engine has it, who cannot give it
-    drops(rig, [[1, 2], [1]])
-    everything = await desk.answer(r.AskChanges(-1, 0, 0))
-    assert (everything.stored, keys_in(everything.removed)) == (b"", {key([1])})
 
 
 async def test_copies_in_a_device_are_no_news_for_other_nodes(desks: list[Desk]) -> None:

@@ -11,7 +11,6 @@ from tests.rigs.tiers.tiered_pool import key_of, medium_of
 
 DRAM_CHUNKS = 80
 CHAIN = [key_of(0, number) for number in range(DEVICE_CHUNKS - 8)]
-OTHER = [key_of(1, number) for number in range(DEVICE_CHUNKS)]
 
 
 def in_pool(check: Callable[[CopiesPool], Awaitable[None]], *options: str) -> None:
@@ -41,26 +40,6 @@ def test_rows_begin_at_a_number_and_end_with_the_last_copy() -> None:
         assert pool.copies_of(leased)[:3] == rows
         pool.pool.leases.release(pool.session, leased.lease)
         assert pool.copies_of(leased) == []
-
-    in_pool(check)
-
-
-def test_what_goes_up_is_the_room_once_and_then_what_was_earned() -> None:
-    async def check(pool: CopiesPool) -> None:
-        assert await pool.save(OTHER) == len(OTHER)
-        await pool.load(CHAIN)
-        await pool.settled()
-        await pool.load(OTHER)
-        await pool.settled()
-        assert int(pool.link.stats()["hbm.promoted_chunks"]) <= pool.may_have_copied()
-        await pool.load(CHAIN)
-        served = int(pool.link.stats()["hbm.served_chunks"])
-        assert served > 0
-        await pool.load(OTHER)
-        await pool.settled()
-        counted = pool.link.stats()
-        assert DEVICE_CHUNKS < int(counted["hbm.promoted_chunks"]) <= pool.may_have_copied()
-        assert int(counted["hbm.chunks"]) <= DEVICE_CHUNKS
 
     in_pool(check)
 
