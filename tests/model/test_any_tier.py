@@ -175,15 +175,6 @@ def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | Non
     asyncio.run(run())
 
 
-def test_chunks_in_the_lower_tier_alone_are_promoted_and_served() -> None:
-    async def check(pool: TieredPool) -> None:
-        assert await pool.load(CHAIN) == len(CHAIN)
-        assert int(pool.tier.stats()["memory.read_bytes"]) > 0
-        assert pool.pool.measure({}).directory["promoted_chunks"] == len(CHAIN)
-
-    in_pool(check)
-
-
 def test_wrong_bytes_are_a_miss_and_dropped_in_their_tier() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(OTHER) == len(OTHER)
@@ -293,21 +284,6 @@ def test_a_lost_job_is_named_and_holds_up_no_save_and_no_stop(monkeypatch: pytes
     in_pool(check)
 
 
-def test_chunks_under_a_lease_are_demoted_with_the_others() -> None:
-    async def run() -> None:
-        pool = TieredPool([medium_of(100)], DRAM_CHUNKS)
-        await pool.start()
-        assert await pool.save(CHAIN) == len(CHAIN)
-        leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(CHAIN))))
-        assert leased.chunks == len(CHAIN)
-        report = await pool.pool.demote_all(MOVED_S)
-        assert (report["chunks"], report["left"], report["durable"]) == (len(CHAIN), 0, True)
-        pool.pool.leases.release(pool.session, leased.lease)
-        await pool.stop()
-
-    asyncio.run(run())
-
-
 def test_a_leased_chain_that_found_no_room_is_demoted_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         pool = TieredPool([medium_of(100)], 4 * DRAM_CHUNKS)
@@ -340,16 +316,6 @@ def test_a_check_that_fails_without_a_word_is_reported() -> None:
         pool.tier.fault_of = lambda kind, key: Fault.ERROR if kind == "check" and key == OTHER[7] else Fault.NONE
         assert await deep_check(pool) == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "failed", "dropped": 0}]
         assert await pool.load(OTHER) == len(OTHER)
-
-    in_pool(check)
-
-
-def test_a_deep_check_reads_the_lower_tier_too() -> None:
-    async def check(pool: TieredPool) -> None:
-        pool.tier.medium.spoil(OTHER[7])
-        bad = await deep_check(pool)
-        assert bad == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
-        assert await pool.load(OTHER) == 7
 
     in_pool(check)
 

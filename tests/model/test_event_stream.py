@@ -66,22 +66,6 @@ def test_a_subscriber_is_right_over_gaps_restarts_and_random_operations(seed: in
         assert rig.verify() == []
 
 
-def test_a_restart_over_a_warm_disk_is_a_gap_and_its_snapshot_is_complete() -> None:
-    rig, replica = Rig(), Replica()
-    rig.store([2, 1, 1])
-    rig.demote_all()
-    before = rig.truth()
-    follow(rig, replica)
-    first = rig.epoch
-    rig.restart()
-    assert rig.journal.since(first, replica.last).is_gap
-    assert rig.journal.since(b"", -1).is_gap
-    assert take_snapshot(rig, replica)
-    assert_everything_is_known(rig, replica)
-    assert set(replica.chunks) == set(before)
-    assert {known.adapter for known in replica.chunks.values()} == {"adapter"}
-
-
 def test_token_ids_that_the_disk_cannot_read_are_unknown() -> None:
     rig = Rig()
     rig.store([1, 2])
@@ -94,28 +78,6 @@ def test_token_ids_that_the_disk_cannot_read_are_unknown() -> None:
         known = page.with_words([words] * 2, rig.journal.chunk_tokens)
         assert {(chunk.tokens, chunk.adapter, chunk.salt_tag) for chunk in known.chunks} == {(b"", "", b"")}
     assert rig.headers.questions == 1
-
-
-def test_token_ids_in_memory_are_not_read_from_disk() -> None:
-    rig = Rig()
-    rig.store([1, 2, 3])
-    rig.demote_all()
-    assert rig.journal.snapshot(0).words is None
-    page = rig.journal.snapshot(1 << 32)
-    assert page.words is None
-    assert all(chunk.tokens and chunk.salt_tag for chunk in page.chunks)
-    assert rig.headers.questions == 0
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32))
-def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
-    rig, chance, replica = Rig(has_device=seed % 2 == 0), random.Random(seed), Replica()
-    for _ in range(60):
-        rig.random_step(chance)
-        follow(rig, replica)
-        assert_everything_is_known(rig, replica)
-    assert rig.verify() == []
 
 
 @settings(max_examples=20, deadline=None)

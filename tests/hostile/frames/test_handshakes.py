@@ -7,6 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,26 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
     assert [(kind, sequence) for kind, sequence, _ in answers] == [(4, 7), (4, 8), (3, 0)]
 
 
+def _hello(wire: list[Any], *, model: str = "m", magic: bytes = m.MAGIC, version: int = m.PROTOCOL_VERSION) -> bytes:
+    return m.encode(m.Hello(magic, version, "engine", model, wire), 0)
+
+
+NO_LAYOUTS: list[list[Any]] = [
+    [[[]]] * 10,
+    [1, 1, 1 << 40, "int8", 1, 1, 0, 1, "", 0],
+    [1024, 65536, 65536, "int8", 1 << 20, 2, 0, 1, "", 0],
+    [1, 1, 1, "int8", 1, 1, 7, 3, "", 0],
+    [1, 1, 1, "int8", 1, 1, 0, 1, "x" * 257, 1],
+    [True, 1, 1, "int8", 1, 1, 0, 1, "", 0],
+    [2, 1 << 14, 1 << 14, "int8", 1, 1, 0, 1, "", 0],
+    *(
+        [*SMALL.to_wire(), [], "", entries]
+        for entries in ([], [[1, 1]], [[1, 3]], [[1, 1 << 40]], [[2, 2]], [[1, 2], [1, 2]], [[[1]] * 2])
+    ),
+]
+NESTED = b"\x99\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00"
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -86,66 +107,17 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
         (LENGTH.pack((1 << 32) - 1), "protocol"),
         (m.encode(m.Acquire(b"k" * 32), 0), "protocol"),
         (LENGTH.pack(3) + b"\x91\x91\x91", "protocol"),
-        (m.encode(m.Hello(b"", 1, "engine", "m", []), 0), "protocol"),
-        (m.encode(m.Hello(m.MAGIC, -1, "engine", "m", []), 0), "version"),
-        (m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m" * 513, SMALL.to_wire()), 0), "model"),
-        (m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [[[]]] * 10), 0), "layout"),
-        (
-            m.encode(
-                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1 << 40, "int8", 1, 1, 0, 1, "", 0]), 0
-            ),
-            "layout",
-        ),
-        (
-            m.encode(
-                m.Hello(
-                    m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1024, 65536, 65536, "int8", 1 << 20, 2, 0, 1, "", 0]
-                ),
-                0,
-            ),
-            "layout",
-        ),
-        (
-            m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1, "int8", 1, 1, 7, 3, "", 0]), 0),
-            "layout",
-        ),
-        (
-            m.encode(
-                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1, "int8", 1, 1, 0, 1, "x" * 257, 1]), 0
-            ),
-            "layout",
-        ),
-        (
-            m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [True, 1, 1, "int8", 1, 1, 0, 1, "", 0]), 0),
-            "layout",
-        ),
-        (
-            m.encode(
-                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [2, 1 << 14, 1 << 14, "int8", 1, 1, 0, 1, "", 0]), 0
-            ),
-            "layout",
-        ),
-        *(
-            (
-                m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [*SMALL.to_wire(), [], "", entries]), 0),
-                "layout",
-            )
-            for entries in ([], [[1, 1]], [[1, 3]], [[1, 1 << 40]], [[2, 2]], [[1, 2], [1, 2]], [[[1]] * 2])
-        ),
+        (_hello([], magic=b""), "protocol"),
+        (_hello([], version=-1), "version"),
+        (_hello(SMALL.to_wire(), model="m" * 513), "model"),
+        *((_hello(wire), "layout") for wire in NO_LAYOUTS),
+        (LENGTH.pack(len(NESTED)) + NESTED, "layout"),
     ],
 )
 def test_a_first_frame_that_is_no_valid_hello_is_refused_by_name(shared_daemon: Daemon, data: bytes, code: str) -> None:
     with raw_socket(shared_daemon) as raw:
         raw.sendall(data)
         assert _first_failure(raw) == code
-    assert_never_internal(shared_daemon)
-
-
-def test_a_layout_nested_deeply_is_refused(shared_daemon: Daemon) -> None:
-    body = b"\x99\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00"
-    with raw_socket(shared_daemon) as raw:
-        raw.sendall(LENGTH.pack(len(body)) + body)
-        assert _first_failure(raw) == "layout"
     assert_never_internal(shared_daemon)
 
 

@@ -8,14 +8,14 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.errors import DaemonUnreachable, Refused
+from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
@@ -339,12 +339,6 @@ def test_in_place_there_is_no_staging(shared_daemon: Daemon) -> None:
         assert connection.welcome.staging_bytes == 0
 
 
-def test_the_mode_is_shown(by_copy: Daemon) -> None:
-    with by_copy.admin() as admin:
-        info = admin.info()
-    assert (info["write_mode"], info["staging_bytes"]) == ("copy", STAGING_BYTES)
-
-
 def test_checksums_are_the_daemons_own(hostile: BlockingConnection) -> None:
     keys = keys_of(2900, 2)
     store(hostile, keys)
@@ -355,11 +349,3 @@ def test_checksums_are_the_daemons_own(hostile: BlockingConnection) -> None:
     for number, slot in enumerate(np.frombuffer(leased.slots, "<u8").tolist()):
         found = [index.checksum_at(slot, extent) for extent in range(SMALL.extents)]
         assert found == np.frombuffer(checksums_of(payload_of(key_of(2900 + number))), "<u4").tolist()
-
-
-def test_a_killed_daemon_is_reported_as_unreachable(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__write_mode="copy", server__staging="256KiB")
-    with engine(daemon) as connection:
-        daemon.kill()
-        with pytest.raises(DaemonUnreachable):
-            connection.call_for_descriptor(mm.OpenMemory(b""), mm.Memory)

@@ -1,6 +1,6 @@
 """Hostile frames, generated from the structure of valid ones. A seed replays them.
 
-Starts from recorded frames and from the records of `messages`, and bends them: bytes, fields, types, counts, lengths,
+Starts from recorded frames and from every declared record, and bends them: bytes, fields, types, counts, lengths,
 order, nesting. It sends nothing itself.
 """
 
@@ -12,50 +12,18 @@ from typing import Any
 import msgpack
 
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
-from kvpool.protocol.records import codec, one_way
-from kvpool.protocol.records import events as em
-from kvpool.protocol.records import memory as mm
+from kvpool.protocol.records import codec
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import operator as om
-from kvpool.protocol.records import staging as sm
+from kvpool.server.service import VERBS
+from tests.golden.wire import records
 from tests.hostile.rigs.raw_clients import key_of
 
-RECORDS: tuple[type[Any], ...] = tuple(
-    record for module in (m, em, mm, sm, om, one_way) for record in vars(module).values() if hasattr(record, "KIND")
-)
-ANSWERS: tuple[type[Any], ...] = (
-    m.Hello,
-    m.Welcome,
-    m.Failure,
-    m.Done,
-    m.Leased,
-    m.Ticket,
-    m.Reserved,
-    m.Committed,
-    m.Report,
-    mm.Memory,
-)
-ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)
-REQUESTS = tuple(record for record in RECORDS if record not in ANSWERS)
+RECORDS = tuple(records())
+REQUESTS = tuple(verb.record for verb in VERBS)
 BOUNDARIES: tuple[int, ...] = (
-    0,
-    1,
-    2,
-    3,
-    31,
-    127,
-    128,
-    255,
-    256,
-    4096,
-    65535,
-    65536,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 32,
+    *(0, 1, 2, 3, 31, 127, 128, 255, 256, 4096, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32),
+    *((1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -32, -33, -128, -(1 << 31), -(1 << 63)),
 )
-BOUNDARIES += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -32, -33, -128, -(1 << 31), -(1 << 63))
 KEYS = tuple(key_of(number) for number in range(24))
 LENGTHS = (0, 1, 3, 4, 7, 8, 12, 24, 31, 32, 33, 64, 96, 4095, 4096, 4097)
 # Heads of msgpack values that announce more than any frame has.

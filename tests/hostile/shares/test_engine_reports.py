@@ -21,7 +21,7 @@ from kvpool.server.events.engine_reports import BURST_BYTES
 from kvpool.types import Event, EventKind, Level, ReportState
 from tests.hostile.rigs.raw_clients import MODEL, engine, hello_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import store, tokens_of
+from tests.rigs.payload import tokens_of
 
 TAKEN, _, NO_PARENT, FOREIGN = map(int, ReportState)
 HBM, DRAM = 1 << Level.HBM, 1 << Level.DRAM
@@ -155,20 +155,6 @@ def test_other_scopes_and_parents_do_not_change_what_was_reported_first(daemon: 
         assert states(hostile, report_of(tokens_of(1, 96), scopes=[pack_scope("evil", b"salt")])) == [TAKEN] * 3
         states(hostile, nothing(is_anew=True))
         assert states(hostile, report_of(tokens_of(1, 96)[32:], start=keys[:32])) == [TAKEN] * 2  # as if it were a root
-
-
-def test_keys_of_other_namespaces_are_declined_or_void(daemon: Daemon) -> None:
-    with good(daemon), engine(daemon, model="another") as hostile, daemon.connect() as pool:
-        assert states(hostile, report_of(tokens_of(1, 96))) == [FOREIGN, NO_PARENT, NO_PARENT]
-        chain = pool.keys(tokens_of(7, 64))
-        assert states(hostile, report_of(tokens_of(7, 64))) == [TAKEN] * 2  # before the node has them
-        assert store(pool, chain).stored == 2
-        wait_until(lambda: any(event.tiers == DRAM for event in events(daemon)), "the save is an event")
-        hostile.close()
-        wait_until(lambda: daemon.stats()["events.engine_chunks"] == 3, "its reports have ended")
-        after = [event for event in events(daemon) if set(event.chunks) & set(map(bytes, (chain[0], chain[1])))]
-        assert [(event.kind, event.tiers) for event in after][-1] == (EventKind.STORED, DRAM)
-        assert pool.lookup(chain).chunks == 2
 
 
 MALFORMED: dict[str, dict[str, Any]] = {

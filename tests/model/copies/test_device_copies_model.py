@@ -85,10 +85,6 @@ def run_lives(*, has_disk: bool) -> None:
     assert given_up < LIVES
 
 
-def test_copies_above_dram_have_the_bytes_of_their_keys_or_are_not_found() -> None:
-    run_lives(has_disk=False)
-
-
 def test_copies_above_dram_and_a_disk_have_the_bytes_of_their_keys_or_are_not_found() -> None:
     run_lives(has_disk=True)
 

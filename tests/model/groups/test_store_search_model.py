@@ -25,10 +25,7 @@ class Node:
         self.store: set[bytes] = set()
         self.asked: list[sk.Seek] = []
         self.session: Any = SimpleNamespace(
-            index=self.index,
-            welcome=SimpleNamespace(has_store=True),
-            call=self._call,
-            peer_pace=lambda *_: None,
+            index=self.index, welcome=SimpleNamespace(has_store=True), call=self._call, peer_pace=lambda *_: None
         )
 
     def level_of(self, key: bytes) -> int | None:

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import Level
 from tests.rigs.tiers.memory_tier import Medium
-from tests.rigs.tiers.tiered_pool import TieredPool
+from tests.rigs.tiers.tiered_pool import TieredPool, medium_of
 
 DOMAIN = domain_tag(b"fleet")
 PAIRS = 20_000
@@ -140,3 +141,22 @@ class Node:
     def _note_link(self, link: PeerLink) -> None:
         if link.life is not None:
             self.links[NodeName(link.life.node)] = link
+
+
+@asynccontextmanager
+async def two_nodes(
+    *,
+    has_disk: bool = False,
+    sends_encrypted: bool = False,
+    wants_encrypted: bool = False,
+    offers: PeerConfig | None = None,
+) -> AsyncIterator[tuple[Node, Node]]:
+    """One that pulls, and the other one that it pulls from."""
+    here = Node("here", 48, pulls=peer_config(answer_timeout=5.0, stall_timeout=5.0, encrypt=wants_encrypted))
+    there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
+    await there.start(offers or peer_config(encrypt=sends_encrypted))
+    await here.start()
+    await here.join(there)
+    yield here, there
+    await here.stop()
+    await there.stop()

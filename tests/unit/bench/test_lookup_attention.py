@@ -13,7 +13,6 @@ from kvpool.errors import InvalidArgument
 from kvpool_tools.bench.lookup_attention.choice import Sizes, parse_configs, parse_threads, parse_tokens
 from kvpool_tools.bench.lookup_attention.measured_sequence import MeasuredSequence
 from kvpool_tools.bench.lookup_attention.steps import check_memory
-from kvpool_tools.bench.lookup_attention.timings import milliseconds, ratios
 
 SIZES = Sizes(tokens=2048, heads=4, kv_heads=2, head_dim=32, layers=2)
 
@@ -38,16 +37,6 @@ def test_tokens_are_written_as_numbers_or_with_a_unit(text: str, tokens: int) ->
 def test_other_tokens_are_refused_in_words(text: str) -> None:
     with pytest.raises(InvalidArgument, match="no number of tokens"):
         parse_tokens(text)
-
-
-def test_each_resident_set_has_each_budget() -> None:
-    found = parse_configs("1k+7192,128+1024", "5,20", 1 << 17)
-    assert [(one.init_tokens, one.local_tokens, one.topk_share) for one in found] == [
-        (1024, 7192, 0.05),
-        (1024, 7192, 0.2),
-        (128, 1024, 0.05),
-        (128, 1024, 0.2),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +103,3 @@ def test_a_step_attends_to_as_many_bytes_as_its_row_states(sequence: MeasuredSeq
         assert timed[0] > 0
     assert sequence.tally.recalls == 3
     assert sequence.tally.summaries_built == 0
-
-
-def test_layers_take_turns(sequence: MeasuredSequence) -> None:
-    assert [sequence.next_layer() for _ in range(4)] == [1, 0, 1, 0]
-
-
-def test_ratios_are_those_of_pairs() -> None:
-    assert ratios("ratio", [4.0, 9.0, 8.0], [2.0, 3.0, 1.0]) == {"ratio": 3.0, "ratio_spread": [2.2, 7.0]}
-    assert milliseconds("step", [0.001, 0.003]) == {"step_ms": 2.0, "step_spread_ms": [1.2, 2.8]}

@@ -58,23 +58,11 @@ def test_json_lines_give_the_full_blocks_of_each_request(tmp_path: Path, name: s
     assert next(iter(trace.requests())) == READ, "a trace can be read again"
 
 
-def test_a_prompt_without_a_full_block_is_a_request_too(tmp_path: Path) -> None:
-    short = {"timestamp": 0.5, "input_length": 7, "output_length": 0, "hash_ids": [4]}
-    assert list(_write(tmp_path / "t.jsonl", short).requests()) == [TraceRequest(0.0005, 7, 0, (), 4)]
-
-
 def test_an_archive_gives_the_path_from_leaf_to_root(tmp_path: Path) -> None:
     assert list(_archive(tmp_path / "agents.npz").requests()) == [
         TraceRequest(0.0, BLOCK_TOKENS, 1, (0,)),
         TraceRequest(1.5, 2 * BLOCK_TOKENS + 1, 0, (0, 1)),
     ]
-
-
-def test_requests_before_a_fault_are_handed_out(tmp_path: Path) -> None:
-    requests = _write(tmp_path / "t.jsonl", GOOD, "{").requests()
-    assert next(requests) == READ
-    with pytest.raises(TraceError, match="line 2"):
-        next(requests)
 
 
 @pytest.mark.parametrize(

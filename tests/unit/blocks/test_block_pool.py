@@ -110,66 +110,6 @@ def test_after_close_every_verb_refuses_and_names_it() -> None:
     assert blocks.verify() == []
 
 
-def test_a_miss_reuses_nothing() -> None:
-    engine = PrefixEngine(8)
-    engine.run("a", prompt(1, 8))
-    assert engine.run("b", prompt(2, 8)) == 0
-
-
-def test_full_blocks_are_shared_and_one_token_is_left_to_compute() -> None:
-    engine = PrefixEngine(8)
-    engine.run("a", prompt(1, 12))
-    assert engine.run("b", [*prompt(1, 10), 7, 7]) == 10
-    assert engine.blocks.block_ids("b")[:2] == engine.blocks.block_ids("a")[:2]
-    assert engine.run("c", prompt(1, 12)) == 11
-    engine.verify()
-
-
-@pytest.mark.parametrize("length", [12, 10])
-def test_a_whole_prompt_is_reused_by_an_engine_that_has_its_logits(length: int) -> None:
-    engine = PrefixEngine(12)
-    engine.run("a", prompt(1, length))
-    engine.free("a")
-    assert engine.run("b", prompt(1, length), has_logits=True) == length
-    assert engine.append("b", [7, 7, 7])
-    engine.free("b")
-    assert engine.run("c", prompt(1, length), has_logits=True) == length
-    assert engine.run("d", prompt(1, length)) == length - 1
-    engine.verify()
-
-
-def test_with_logits_an_unknown_end_is_still_left_to_compute() -> None:
-    engine = PrefixEngine(12)
-    engine.run("a", prompt(1, 8))
-    assert engine.run("b", [*prompt(1, 8), 7, 7], has_logits=True) == 8
-    assert engine.run("c", prompt(2, 5), has_logits=True) == 0
-    engine.verify()
-
-
-def test_nothing_is_shared_before_it_is_computed() -> None:
-    engine = PrefixEngine(8)
-    engine.start("a", prompt(1, 12))
-    assert engine.run("b", prompt(1, 9)) == 0
-    engine.compute("a", 5)
-    assert engine.run("c", prompt(1, 12)) == 8
-    engine.verify()
-
-
-def test_equal_prompts_that_ran_together_stay_apart_and_their_continuations_are_found() -> None:
-    engine = PrefixEngine(16)
-    engine.start("a", prompt(1, 8))
-    engine.start("b", prompt(1, 8))
-    engine.compute("a")
-    engine.compute("b")
-    assert set(engine.blocks.block_ids("a")).isdisjoint(engine.blocks.block_ids("b"))
-    engine.append("b", [5, 6, 7, 8])
-    engine.free("a")
-    engine.verify()
-    engine.free("b")
-    assert engine.run("c", [*prompt(1, 8), 5, 6, 7, 8, 9]) == 12
-    engine.verify()
-
-
 @pytest.mark.parametrize(("common", "reused"), [(1, 1), (3, 3), (5, 5), (6, 6), (7, 6), (9, 6)])
 def test_the_head_of_a_block_is_copied_also_of_the_last_part_block(common: int, reused: int) -> None:
     engine = PrefixEngine(16)
@@ -220,18 +160,6 @@ def test_retained_blocks_outlive_newer_ones_until_their_duration_ends() -> None:
         engine.verify()
 
 
-def test_a_low_priority_is_evicted_first_and_decoded_tokens_have_their_own() -> None:
-    engine = PrefixEngine(6)
-    engine.run("a", prompt(1, 4), retention=[kv.TokenRange(0, None, 90)], decode_priority=5)
-    engine.append("a", [3] * 8)
-    priorities = [engine.blocks.priority_of(block) for block in engine.blocks.block_ids("a")]
-    assert priorities == [90, 5, 5]
-    engine.free("a")
-    engine.run("b", prompt(2, 20))
-    engine.free("b")
-    assert engine.run("c", [*prompt(1, 4), 3, 3, 3, 3, 1]) == 4
-
-
 def test_salts_and_adapters_are_never_shared() -> None:
     engine = PrefixEngine(32)
     scopes: list[dict[str, Any]] = [{}, {"salt": b""}, {"salt": b"x"}, {"adapter": "x"}, {"salt": b"x", "adapter": "x"}]
@@ -247,17 +175,6 @@ def test_reports_behind_a_gap_are_refused() -> None:
     engine.start("a", prompt(1, 12))
     assert not engine.blocks.computed("a", 4, 12)
     assert engine.run("b", prompt(1, 12)) == 0
-    engine.verify()
-
-
-def test_room_for_tokens_that_are_not_known_yet() -> None:
-    engine = PrefixEngine(3)
-    engine.run("a", prompt(1, 7))
-    assert engine.blocks.reserve("a", 5)
-    assert engine.start("b", prompt(2, 1)) is None
-    assert engine.append("a", [1, 2])
-    engine.rewind("a", 1)
-    assert engine.blocks.num_free_blocks == 1
     engine.verify()
 
 

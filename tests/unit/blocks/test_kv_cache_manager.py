@@ -50,41 +50,6 @@ def decode(manager: KVCacheManager, request: ScriptedRequest, drafts: int = 0, a
     manager.update_resources(batch([], [request]))
 
 
-def test_a_prompt_has_its_blocks_and_the_next_token_none_while_the_last_block_has_room() -> None:
-    manager = manager_of(40)
-    request = request_of(1, 6)
-    prefill(manager, request)
-    assert len(manager.get_cache_indices(request)) == 2
-    for blocks in (2, 2, 3, 3):
-        decode(manager, request)
-        assert len(manager.get_cache_indices(request)) == blocks
-    assert manager.verify() == []
-
-
-def test_a_prefix_is_reusable_after_the_update_and_not_before() -> None:
-    manager = manager_of(80)
-    first, second, third = request_of(1, 12), request_of(2, 12), request_of(3, 12)
-    assert manager.prepare_resources(batch([first, second])) == []
-    assert (first.reused, second.reused) == (0, 0)
-    first.context_current_position = second.context_current_position = 12
-    manager.update_resources(batch([first, second]))
-    assert manager.prepare_resources(batch([third])) == []
-    assert third.reused == 11
-    assert third.context_chunk_size == 1
-    assert manager.get_cache_indices(third)[:2] == manager.get_cache_indices(first)[:2]
-
-
-def test_only_the_chunks_that_ran_are_reusable() -> None:
-    manager = manager_of(80)
-    first, second = request_of(1, 16, context_chunk_size=8), request_of(2, 16)
-    manager.prepare_resources(batch([first]))
-    assert len(manager.get_cache_indices(first)) == 4
-    first.context_current_position = 8
-    manager.update_resources(batch([first]))
-    manager.prepare_resources(batch([second]))
-    assert second.reused == 8
-
-
 def test_a_request_that_ends_in_its_step_leaves_what_it_computed_and_a_cancelled_one_does_not() -> None:
     manager = manager_of(80)
     for state, reused in ((RequestState.CONTEXT_INIT, 0), (RequestState.GENERATION_COMPLETE, 11)):

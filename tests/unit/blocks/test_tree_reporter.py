@@ -149,25 +149,6 @@ def converged(desk: Desk, tree: Tree) -> None:
     wait_until(lambda: set(desk.has) == tree.keys(), "the daemon has what the tree has")
 
 
-def test_whole_chunks_are_reported_when_their_last_block_is_there_and_removed_when_the_first_leaves(
-    desk: Desk, tree: Tree, reporter: TreeReporter
-) -> None:
-    tree.grow(1)
-    tree.grow(1, 2, 3)
-    converged(desk, tree)
-    assert len(desk.has) == 1
-    tree.grow(1, 2, 3, 4)
-    converged(desk, tree)
-    assert len(desk.has) == 2
-    tree.drop(1, 2, 3, 4)
-    converged(desk, tree)
-    tree.drop(1, 2, 3)
-    tree.drop(1, 2)
-    converged(desk, tree)
-    assert desk.has == {}
-    assert reporter.stats() == {"reported_chunks": 0, "declined_reports": 0, "failed_reports": 0}
-
-
 def test_many_changes_are_one_report_and_what_came_and_went_is_none(
     desk: Desk, tree: Tree, reporter: TreeReporter
 ) -> None:

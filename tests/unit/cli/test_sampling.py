@@ -62,14 +62,6 @@ def test_each_test_keeps_a_case() -> None:
     assert drawn(names, 1, 0) == set(names)
 
 
-def test_timed_tests_keep_some_of_each_file() -> None:
-    timed = [f"{file}::test_{number}" for file in "ab" for number in range(4)] + ["c::only"]
-    for seed in range(20):
-        chosen = drawn([*timed, "a::other"], 3, seed, timed)
-        assert {"c::only", "a::other"} <= chosen
-        assert [sum(name.startswith(f"{file}::test_") for name in chosen) for file in "ab"] == [2, 2]
-
-
 @pytest.mark.slow
 def test_a_seed_draws_the_same_sample_again_and_is_printed(tmp_path: Path) -> None:
     first = _run(tmp_path, "3", "7")

@@ -189,10 +189,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(keys: list[str], tm
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("key", ""), ("key", "no keys"), ("allow", "short\n"), ("allow", "")],
-)
+@pytest.mark.parametrize(("name", "content"), [("key", ""), ("key", "no keys"), ("allow", "short\n"), ("allow", "")])
 def test_files_without_keys_end_the_start_with_the_options_name(
     keys: list[str], tmp_path: Path, name: str, content: str
 ) -> None:
@@ -240,7 +237,3 @@ def test_an_ipv6_address_without_brackets_is_answered_with_their_form() -> None:
 )
 def test_shared_memory_of_this_host_is_used_unless_the_stream_was_chosen(options: list[str], expected: bool) -> None:
     assert config(*LOCAL, *options).peer.uses_shared_memory is expected
-
-
-def test_a_node_without_peers_shares_no_memory() -> None:
-    assert not config().peer.uses_shared_memory

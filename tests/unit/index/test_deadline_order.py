@@ -7,31 +7,6 @@ from kvpool.index.leases import Leases
 from kvpool.types import ConnectionId, HoldId
 
 
-def test_an_empty_order_has_no_expired_entries() -> None:
-    order: DeadlineOrder[int] = DeadlineOrder()
-    assert order.next_over(10**18) is None
-    assert len(order) == 0
-
-
-def test_a_shorter_time_to_live_expires_first_though_used_later() -> None:
-    order: DeadlineOrder[str] = DeadlineOrder()
-    order.use("long", 1000, 0)
-    order.use("short", 10, 5)
-    assert order.next_over(14) is None
-    assert order.next_over(15) == "short"
-    order.remove("short")
-    assert order.next_over(999) is None
-    assert order.next_over(1000) == "long"
-
-
-def test_a_use_with_another_time_to_live_moves_it_to_another_queue() -> None:
-    order: DeadlineOrder[str] = DeadlineOrder()
-    order.use("one", 1000, 0)
-    order.use("one", 10, 0)
-    assert order.next_over(10) == "one"
-    assert order.verify() == []
-
-
 def test_it_agrees_with_a_plain_dict(seed: int) -> None:
     chance = random.Random(seed)
     order: DeadlineOrder[int] = DeadlineOrder()

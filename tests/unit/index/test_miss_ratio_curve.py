@@ -3,8 +3,6 @@
 import hashlib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import kvpool_native
 from kvpool.errors import ProtocolError
@@ -13,15 +11,14 @@ from kvpool.protocol import hit_curve
 from kvpool_tools.sim.oracles import lru_hits
 from kvpool_tools.sim.workload import Workload
 from tests.rigs.real_traces import real_trace
-from tests.rigs.simulations import load, random_prompts, workload_of
+from tests.rigs.simulations import load
 
 BLOCK_BYTES = 2 << 20
 CHUNK_BYTES = 16384
 FOREVER_NS = 1 << 62
+
+
 # A little more than one bin of the histogram, a sixteenth of an octave.
-BIN = 1.05
-
-
 def _observed(
     workload: Workload, *, samples: int = SAMPLES, rate_max: float = 1.0, horizon: float = 1.0
 ) -> kvpool_native.ReuseDistances:
@@ -31,29 +28,6 @@ def _observed(
     for chain in workload.chains():
         distances.observe(keys[chain].tobytes(), BLOCK_BYTES, 0)
     return distances
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.integers(14, 200))
-def test_a_sample_of_everything_is_exact_but_for_the_width_of_a_bin(seed: int, blocks: int) -> None:
-    workload = workload_of(random_prompts(seed, 80))
-    distances = _observed(workload)
-    assert distances.verify() == []
-    low, high = (distances.hit_share(int(blocks * BLOCK_BYTES * by)) for by in (1 / BIN, BIN))
-    assert low - 1e-9 <= lru_hits(workload, blocks) / workload.references <= high + 1e-9
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.integers(16, 64), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
-def test_however_small_the_sample_its_books_are_right(seed: int, samples: int, rate: float, horizon: float) -> None:
-    distances = _observed(workload_of(random_prompts(seed, 300)), samples=samples, rate_max=rate, horizon=horizon)
-    assert distances.verify() == []
-    assert distances.sampled <= samples
-    assert 0 < distances.rate <= rate
-    shares = [distances.hit_share(blocks * BLOCK_BYTES) for blocks in range(0, 400, 7)]
-    assert shares == sorted(shares)
-    assert shares[0] >= 0
-    assert shares[-1] <= 1
 
 
 def test_constantly_repeated_keys_hit_however_small_the_pool() -> None:

@@ -6,14 +6,7 @@ import pytest
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.index.namespaces import (
-    GIVEN_BACK_AT_ONCE,
-    NAMESPACES_MAX,
-    NUMBERS_MAX,
-    SIZE_CLASSES_MAX,
-    Namespace,
-    Namespaces,
-)
+from kvpool.index.namespaces import NUMBERS_MAX, SIZE_CLASSES_MAX, Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import EPOCH_BYTES, Level
@@ -96,20 +89,6 @@ def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
     assert tiers.namespaces.verify() == []
 
 
-def test_unused_namespaces_are_released_in_the_lower_tier_too() -> None:
-    tiers = Tiers()
-    kept = tiers.namespaces.open("kept", LAYOUT)
-    tiers.namespaces.join([kept])
-    for number in range(NAMESPACES_MAX + 1):
-        tiers.namespaces.open(f"m{number}", LAYOUT)
-    assert tiers.gone == [f"m{number}" for number in range(GIVEN_BACK_AT_ONCE)]
-    assert tiers.namespaces.find("kept", LAYOUT) is kept
-    tiers.namespaces.leave([kept])
-    assert tiers.namespaces.has_room_for(NAMESPACES_MAX)
-    assert tiers.namespaces.find("kept", LAYOUT) is None
-    assert not tiers.namespaces.has_room_for(NAMESPACES_MAX + 1)
-
-
 def test_a_number_serves_another_namespace_only_after_events_have_forgotten_it() -> None:
     tiers = Tiers()
     reused: list[int] = []
@@ -145,15 +124,6 @@ def test_a_layout_of_many_ranks_is_looked_up_once() -> None:
 STAGED = replace(LAYOUT, layers=3, rank=None, world=4, stages=(3, 1))
 
 
-def test_each_stage_has_chunks_of_its_own_size() -> None:
-    tiers = Tiers()
-    opened = tiers.namespaces.open_ranks("m", STAGED)
-    assert [opened[rank].layout.layers for rank in range(4)] == [3, 3, 1, 1]
-    assert len({namespace.size_class for namespace in opened.values()}) == 2
-    assert tiers.namespaces.open_ranks("m", STAGED.for_rank(2)) == {2: opened[2]}
-    assert tiers.namespaces.verify() == []
-
-
 def test_room_for_one_stage_is_not_made_of_another() -> None:
     """63 of 64 sizes are in use: the second stage's size finds no room, and the first one's is released only after that."""
     tiers = Tiers()
@@ -176,16 +146,6 @@ def test_all_sizes_of_a_users_stages_count_for_its_share() -> None:
     with pytest.raises(Refused, match="chunk sizes"):
         namespaces.open_ranks("m", STAGED, user)
     namespaces.open_ranks("m", replace(STAGED, stages=(3, 3)), user)
-
-
-def test_slots_have_room_for_summaries() -> None:
-    tiers = Tiers()
-    plain = Layout(layers=2, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32)
-    layout = replace(plain, summaries="mean")
-    namespace = tiers.namespaces.open("m", layout)
-    assert namespace.geometry == (layout.stored_bytes, layout.extents) == (3 * plain.layer_bytes, 3)
-    assert tiers.namespaces.open("m", plain).size_class != namespace.size_class
-    assert tiers.slots.slot_bytes(layout) == layout.stored_bytes
 
 
 def test_a_header_has_room_for_the_checksums_of_summaries_too() -> None:

@@ -47,27 +47,6 @@ def settle(remote: RemoteChunks) -> int:
     return turns
 
 
-def test_nothing_is_known_of_a_node_that_has_just_joined() -> None:
-    remote = remote_of(ONE)
-    assert longest_run(remote, column(0, 10), 0) == NO_RUN
-    assert longest_run(remote, KeyColumn(b""), 0) == NO_RUN
-    assert (len(remote), remote.count_of(ONE)) == (0, 0)
-    assert not remote.advance()
-
-
-def test_the_longest_run_of_one_node_is_found_and_not_the_sum_of_several() -> None:
-    remote = remote_of(ONE, OTHER)
-    remote.note_stored(ONE, column(0, 5))
-    remote.note_stored(OTHER, column(2, 30))
-    settle(remote)
-    keys = column(0, 40)
-    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 5)
-    assert longest_run(remote, keys, 2) == RemoteRun(OTHER, 28)
-    assert longest_run(remote, keys, 2, avoid=[OTHER]) == RemoteRun(ONE, 3)
-    assert longest_run(remote, keys, 2, avoid={ONE, OTHER}) == NO_RUN
-    assert longest_run(remote, keys, 40) == NO_RUN
-
-
 def test_events_store_renew_and_remove() -> None:
     remote, keys = remote_of(ONE), column(0, 3)
     assert remote.queue_event(ONE, Event(0, EventKind.CREATED, capacities=(0, 5)))
@@ -76,19 +55,6 @@ def test_events_store_renew_and_remove() -> None:
     assert remote.queue_event(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
     settle(remote)
     assert longest_run(remote, keys, 0) == RemoteRun(ONE, 2)
-
-
-def test_what_only_an_engine_of_another_node_has_is_not_there() -> None:
-    remote, keys = remote_of(ONE), column(0, 3)
-    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=1))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == NO_RUN
-    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=3, tiers_before=1))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 1)
-    assert remote.queue_event(ONE, Event(3, EventKind.UPDATED, keys=keys[:1].packed, tiers=1, tiers_before=3))
-    settle(remote)
-    assert longest_run(remote, keys, 0) == NO_RUN
 
 
 def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> None:
@@ -105,17 +71,6 @@ def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> N
     settle(remote)
     assert longest_run(remote, keys, 0) == RemoteRun(ONE, 20)
     assert len(remote) == 30
-
-
-def test_a_node_that_leaves_is_forgotten() -> None:
-    remote = remote_of(ONE)
-    remote.note_stored(ONE, column(0, 10))
-    settle(remote)
-    remote.leave(ONE)
-    assert longest_run(remote, column(0, 10), 0) == NO_RUN
-    settle(remote)
-    remote.join(ONE)
-    assert remote.count_of(ONE) == 0
 
 
 def test_a_turn_is_bounded_and_a_node_with_much_to_apply_does_not_keep_the_others_waiting() -> None:
@@ -209,44 +164,12 @@ def test_the_table_is_checked_in_parts() -> None:
     assert remote.verify()
 
 
-def test_keys_with_one_fingerprint_are_a_wrong_hint_and_no_more() -> None:
-    front, back = SEED[:8], bytes(byte ^ 0xFF for byte in SEED[:8])
-    alike = [front + bytes([number]) * 8 + back + bytes([number]) * 8 for number in range(1, 5)]
-    remote = remote_of(ONE)
-    remote.note_stored(ONE, KeyColumn.of(alike[:1]))
-    settle(remote)
-    assert longest_run(remote, KeyColumn.of(alike), 0) == RemoteRun(ONE, 4)
-    assert longest_run(remote, column(0, 4), 0) == NO_RUN
-    remote.note_removed(ONE, KeyColumn.of(alike[3:]))
-    settle(remote)
-    assert len(remote) == 0
-
-
 def test_nobody_else_can_write_the_table() -> None:
     remote = remote_of(ONE)
     with pytest.raises(PermissionError):
         mmap.mmap(remote.mapping.fd, remote.mapping.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(OSError, match="map"):
         kvpool_native.Mapping.attach(remote.mapping.fd, remote.mapping.size, writable=True)
-
-
-def test_readers_see_the_pace_of_the_fastest_node() -> None:
-    remote = remote_of(ONE, OTHER)
-    view = kvpool_native.RemoteView(remote.mapping)
-    keys = column(0, 10)
-    for node in (ONE, OTHER):
-        remote.note_stored(node, keys)
-    settle(remote)
-    assert view.pace_of(keys[0]) == (0, 0)
-    remote.set_pace(ONE, (2_000_000, 900))
-    remote.set_pace(OTHER, (1_000_000, 5000))
-    assert view.pace_of(keys[9]) == (1_000_000, 5000)
-    remote.set_pace(OTHER, (3_000_000, 5000))
-    assert view.pace_of(keys[9]) == (2_000_000, 900)
-    remote.note_stored(OTHER, column(10, 11))
-    settle(remote)
-    assert longest_run(remote, column(0, 11), 0) == RemoteRun(OTHER, 11)
-    assert view.pace_of(column(10, 11)[0]) == (3_000_000, 5000)
 
 
 def test_a_new_life_keeps_the_pace_and_a_node_that_comes_back_has_none() -> None:

@@ -25,15 +25,6 @@ def _with(*holders: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservat
     return reservations
 
 
-def test_a_reservation_belongs_to_its_owner_alone() -> None:
-    reservations = _with(5)
-    found = reservations.find(SaveId(1), ANN)
-    assert found is not None
-    assert (found.chunks, found.committed, found.is_expired) == (4, 0, False)
-    assert reservations.find(SaveId(1), BOB) is None
-    assert reservations.find(SaveId(2), ANN) is None
-
-
 def test_what_has_slots_is_of_one_reservation() -> None:
     reservations = _with(5)
     assert reservations.verify() == []
@@ -47,11 +38,6 @@ def test_a_run_names_the_holders_of_its_chunks() -> None:
     assert _run(1, 5).slices(0, 1) == [(5, 0, 1)]
 
 
-def test_an_empty_reservation_is_refused() -> None:
-    with pytest.raises(AssertionError):
-        _with().add_reservation(ANN, [_run(0)], 0)
-
-
 def test_an_ended_reservation_is_forgotten() -> None:
     reservations = _with(5, 6)
     found = reservations.find(SaveId(1), ANN)
@@ -61,14 +47,6 @@ def test_an_ended_reservation_is_forgotten() -> None:
     assert (len(reservations), reservations.count_of(ANN), reservations.verify()) == (1, 1, [])
     with pytest.raises(KeyError):
         reservations.remove_reservation(found)
-
-
-def test_owners_have_their_own() -> None:
-    reservations = _with(1, 2)
-    reservations.add_reservation(BOB, [_run(1, 3)], 0)
-    assert sorted(entry.id for entry in reservations.of_owner(ANN)) == [1, 2]
-    assert [entry.id for entry in reservations.of_owner(BOB)] == [3]
-    assert reservations.of_owner(ConnectionId(9)) == []
 
 
 def test_a_reservation_expires_once_and_still_belongs_to_its_owner() -> None:

@@ -1,6 +1,5 @@
 """Usage reports: their columns, the plausible bounds of their values, and the model for which they count."""
 
-import struct
 from dataclasses import astuple
 
 import pytest
@@ -14,9 +13,7 @@ from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_BLOCKS_MAX, REP
 from kvpool.protocol import usage
 from kvpool.types import (
     CLIENT_DECLINES,
-    LEVELS,
     MASS_UNIT,
-    SPARSE_COUNTS,
     ConnectionId,
     Level,
     LoadReason,
@@ -53,21 +50,6 @@ def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
     table.count_report(session, usage.unpack(_column(**counts)), NOW_NS)
 
 
-def test_a_column_holds_every_level_reason_and_state() -> None:
-    report = usage.unpack(struct.pack(f"<{usage.COUNTS}Q", *range(usage.COUNTS)))
-    assert (report.lookups, report.lookup_chunks, report.loads) == (0, 1, 2)
-    columns = (
-        report.hit_chunks,
-        report.loaded_chunks,
-        report.failed_loads,
-        report.declined_chunks,
-        astuple(report.sparse),
-    )
-    lengths = [LEVELS, LEVELS, len(LoadReason), len(CLIENT_DECLINES), len(SPARSE_COUNTS)]
-    assert [len(column) for column in columns] == lengths
-    assert [value for column in columns for value in column] == list(range(3, usage.COUNTS))
-
-
 @pytest.mark.parametrize("size", [0, 8, usage.COUNTS * 8 - 1, usage.COUNTS * 8 + 8])
 def test_a_column_of_another_length_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError, match=f"usage column has {size} bytes"):
@@ -87,15 +69,6 @@ def test_a_report_counts_in_the_connections_own_units() -> None:
     assert table.failures().clamped_values == 0
 
 
-def test_a_scheduler_asks_for_the_bytes_of_every_rank() -> None:
-    table = UsageTable()
-    layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, rank=None, world=4)
-    _report(table, _session(layout=layout), lookups=1, lookup_chunks=2, hit_chunks_1=2)
-    found = table.models()["m"]
-    assert found.hit_tokens[Level.DRAM] == 2 * 32
-    assert found.hit_bytes[Level.DRAM] == 2 * 4 * layout.chunk_bytes
-
-
 def test_the_tokens_of_all_ranks_count_once() -> None:
     table = UsageTable()
     layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, rank=0, world=4)
@@ -108,14 +81,6 @@ def test_the_tokens_of_all_ranks_count_once() -> None:
     assert (found.stored_tokens, found.stored_chunks, found.missed_tokens) == (96, 4 * 3, 32)
     assert found.lookup_bytes == found.stored_bytes == 4 * 3 * layout.chunk_bytes
     assert (found.lookups, found.loads) == (4, 4)
-
-
-def test_a_commit_counts_chunks_of_other_bytes_and_those_behind_them() -> None:
-    table = UsageTable()
-    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.CHECKSUM, SaveState.NO_PARENT]), 0)
-    table.count_declined(SaveState.STOPPING, 5)
-    declined = table.failures().declined_chunks
-    assert (declined["checksum"], declined["no_parent"], declined["stopping"]) == (1, 1, 5)
 
 
 def test_hits_never_exceed_what_was_looked_up() -> None:
@@ -213,14 +178,6 @@ def test_a_commit_counts_stored_and_late_chunks() -> None:
     assert table.failures().declined_chunks["expired"] == 1
 
 
-def test_a_snapshot_of_models_does_not_change() -> None:
-    table = UsageTable()
-    _report(table, _session(), lookups=1)
-    before = table.models()
-    _report(table, _session(), lookups=1)
-    assert (before["m"].lookups, table.models()["m"].lookups) == (1, 2)
-
-
 def test_a_client_counts_by_name_and_for_the_daemon() -> None:
     counters = Counters()
     counters.count_lookup(5, bytes([1, 1, 2]))
@@ -248,13 +205,6 @@ def test_a_report_that_could_not_be_sent_goes_with_the_next_one() -> None:
     counters.put_back(taken)
     report = usage.unpack(usage.pack(counters.take_unsent()))
     assert (report.lookups, report.lookup_chunks, report.hit_chunks[Level.DRAM]) == (2, 7, 1)
-
-
-def test_counters_of_the_pool_alone_cause_no_report() -> None:
-    counters = Counters()
-    counters.count("failed_requests", 1)
-    counters.count_save(SaveResult.of([SaveState.STORED, SaveState.FULL]))
-    assert counters.take_unsent() == []
 
 
 def test_uses_are_known_of_each_layout_over_all_ranks() -> None:

@@ -7,24 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool.errors import InvalidArgument
 from kvpool.journal.engine_chunks import CHUNK_BYTES, EngineChunk, EngineChunks, Source
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
 from kvpool.router_events.vllm_format import EventForm
-from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, Level, NamespaceId, ReportState
+from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, NamespaceId, ReportState
 from tests.rigs.events.engine_chunks import AGAIN, ONE, OTHER, Reported, chunks_of, drops, has
-from tests.rigs.events.journal_rig import (
-    DRAM,
-    HBM,
-    LAYOUT,
-    SSD,
-    Rig,
-    follow,
-    key,
-    take_snapshot,
-    words_of,
-)
+from tests.rigs.events.journal_rig import DRAM, HBM, LAYOUT, SSD, Rig, follow, key, take_snapshot, words_of
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
@@ -37,33 +26,6 @@ def events(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
     while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
         found += news.events
     return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]
-
-
-def test_a_chain_that_no_tier_has_is_stored_at_level_0_with_tokens_and_scope() -> None:
-    rig = Rig()
-    assert has(rig, [1, 2, 3]) == [TAKEN] * 3
-    (event,) = rig.journal.since(b"", 0).events
-    assert (event.kind, event.tiers, event.parent, event.level) == (EventKind.STORED, HBM, b"", Level.HBM)
-    assert event.chunks == tuple(chunk.key for chunk in chunks_of([1, 2, 3]))
-    assert event.tokens == b"".join(chunk.tokens for chunk in chunks_of([1, 2, 3]))
-    assert (event.salt_tag, event.adapter) == (chunks_of([1])[0].scope.salt_tag, "")
-    (wire,) = EventForm().events_of(event, "m", LAYOUT)
-    assert isinstance(wire, dict)
-    assert (wire["type"], wire["medium"], wire["parent_block_hash"]) == ("BlockStored", "GPU", None)
-    assert wire["cache_salt"] == event.salt_tag.hex()
-    assert EventForm(has_engine_level=False).events_of(event, "m", LAYOUT) == []
-    assert has(rig, [1, 2, 4]) == [TAKEN] * 3
-    assert rig.journal.since(b"", event.id).events[0].parent == key([1, 2])
-
-
-def test_a_repeated_report_changes_nothing() -> None:
-    rig = Rig()
-    has(rig, [1, 2])
-    newest, stats = rig.journal.newest, rig.journal.stats()
-    assert has(rig, [1, 2]) == [TAKEN] * 2
-    assert rig.journal.newest == newest
-    assert rig.journal.stats() == stats
-    assert rig.journal.verify() == []
 
 
 def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:
@@ -86,17 +48,6 @@ def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:
     last = rig.journal.since(b"", rig.journal.newest - 1).events[0]
     assert last.cause == Cause.DISCARDED
     assert EventForm().events_of(last, "m", LAYOUT)[0]["medium"] == "GPU"  # type: ignore[call-overload]
-
-
-def test_a_chunk_of_a_tier_gains_and_loses_level_0() -> None:
-    rig = Rig()
-    rig.store([1])
-    assert has(rig, [1]) == [TAKEN]
-    drops(rig, [[1]])
-    assert events(rig)[1:] == [(EventKind.UPDATED, 1, DRAM, DRAM | HBM), (EventKind.UPDATED, 1, DRAM | HBM, DRAM)]
-    gained, lost = rig.journal.since(b"", 1).events
-    assert gained.tokens == chunks_of([1])[0].tokens
-    assert (lost.tokens, lost.gained, lost.lost) == (b"", (), (Level.HBM,))
 
 
 def test_two_engines_with_one_chunk_remove_it_when_the_second_drops_it() -> None:
@@ -148,34 +99,6 @@ def test_a_source_that_begins_anew_while_its_old_chunks_end_loses_none_of_the_ne
     assert rig.journal.verify() == []
 
 
-@pytest.mark.parametrize(
-    ("chains", "expected"),
-    [
-        ([[9]], "expected one that source 0 of this connection has reported"),
-        ([[1, 2, 3]], "expected one that source 0"),  # another engine's
-        ([[1]], "removed before 1 that follow it"),
-        ([[1, 2], [1, 2]], "expected one that source 0"),
-    ],
-)
-def test_what_a_source_has_not_reported_it_cannot_remove(chains: list[list[int]], expected: str) -> None:
-    rig = Rig()
-    has(rig, [1, 2])
-    has(rig, [1, 2, 3], OTHER)
-    before = events(rig)
-    with pytest.raises(InvalidArgument, match=expected) as refused:
-        drops(rig, chains)
-    assert any(key(names).hex() in str(refused.value) for names in chains)
-    assert events(rig) == before
-    assert rig.journal.verify() == []
-
-
-def test_a_refused_report_stores_nothing_either() -> None:
-    rig = Rig()
-    with pytest.raises(InvalidArgument, match="source 0"):
-        rig.journal.take_report(ONE, rig.namespace.id, Reported(KeyColumn(key([7])), chunks_of([1])))
-    assert events(rig) == []
-
-
 def test_a_chunk_without_its_parent_is_declined_though_another_source_has_it() -> None:
     rig = Rig()
     has(rig, [1, 2], OTHER)
@@ -205,16 +128,6 @@ def test_a_key_of_another_namespace_is_declined_and_void_where_its_bytes_come() 
     assert rig.journal.verify() == []
 
 
-def test_a_flush_of_the_node_leaves_what_engines_have() -> None:
-    rig, replica = Rig(), Replica()
-    rig.store([1, 2])
-    has(rig, [1])
-    flush_whole(rig.memory, rig.tick())
-    follow(rig, replica)
-    assert replica.tiers() == {key([1]): HBM}
-    assert replica.chunks[key([1])].priority == DEFAULT_PRIORITY
-
-
 def test_a_gap_and_reused_numbers_leave_a_snapshot_with_what_engines_have() -> None:
     rig, replica = Rig(), Replica()
     has(rig, [1, 2])
@@ -223,17 +136,6 @@ def test_a_gap_and_reused_numbers_leave_a_snapshot_with_what_engines_have() -> N
     assert rig.journal.since(rig.epoch, 1).is_gap
     assert take_snapshot(rig, replica)
     assert replica.tiers() == {key([1]): HBM, key([1, 2]): HBM, key([3]): DRAM}
-
-
-def test_other_nodes_and_saves_see_nothing_of_what_engines_have() -> None:
-    rig = Rig()
-    has(rig, [1, 2])
-    assert not rig.journal.has(key([1]))
-    assert rig.journal.keys(0, 100).keys == KeyColumn(b"")
-    assert rig.journal.explain(key([1]))["tiers"] == ["hbm"]
-    assert rig.journal.explain(key([1, 2]))["has_parent"]
-    drops(rig, [[1, 2]])
-    assert rig.journal.explain(key([1, 2])) == {"state": "unknown"}
 
 
 def many(first: int, count: int) -> Iterator[EngineChunk]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import struct
 import time
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from kvpool.journal.chunk_history import ChunkHistory, Departure
 from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
-from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
+from tests.rigs.events.journal_rig import DRAM, Rig, key, take_snapshot, tokens_of
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
@@ -41,23 +40,6 @@ def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next
     assert (events[0].level, events[0].priority, events[0].namespace) == (Level.DRAM, 35, rig.namespace.id)
 
 
-def test_a_move_between_tiers_is_an_update_of_each_chunk() -> None:
-    rig = Rig()
-    rig.store([1, 2])
-    rig.demote()
-    rig.demote()
-    flush_whole(rig.memory, rig.tick())
-    rig.promote([1, 2])
-    updates = [event for event in rig.journal.since(b"", -1).events if event.kind == EventKind.UPDATED]
-    assert [(event.tiers_before, event.tiers) for event in updates] == [
-        (DRAM, DRAM | SSD), (DRAM, DRAM | SSD), (DRAM | SSD, SSD), (DRAM | SSD, SSD), (SSD, DRAM | SSD), (SSD, DRAM | SSD)
-    ]  # fmt: skip
-    assert [event.gained for event in updates[:4]] == [(Level.SSD,), (Level.SSD,), (), ()]
-    assert [event.lost for event in updates[2:5]] == [(Level.DRAM,), (Level.DRAM,), ()]
-    assert updates[4].tokens == tokens_of(1)
-    assert (updates[5].parent, updates[5].cause) == (key([1]), Cause.PROMOTED)
-
-
 def test_a_full_buffer_drops_the_oldest_events_and_late_readers_meet_a_gap() -> None:
     rig = Rig(buffer="64KiB")
     for name in range(300):
@@ -84,34 +66,6 @@ def test_ids_of_another_life_and_of_the_future_are_gaps() -> None:
     assert not rig.journal.since(rig.epoch, 1).is_gap
 
 
-def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool.journal.journal.FEED_CHANGES_MAX", 8)
-    rig, replica = Rig(), Replica()
-    follow(rig, replica)
-    for name in range(5):
-        rig.store([name, 1, 2])
-    assert rig.journal.since(rig.epoch, replica.last).is_gap
-    stats = rig.journal.stats()
-    assert (stats["events.gaps"], stats["events.lost_changes"]) == (1, 7)
-    assert take_snapshot(rig, replica)
-    assert replica.tiers() == rig.truth()
-
-
-def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
-    rig = Rig()
-    rows = b"".join(
-        key([at]) + bytes(32) + struct.pack("<QQIIII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below, 35, 0)
-        for at in range(20)
-    )
-    before = rig.journal.since(b"", -1).last
-    assert rig.files.restore(rows) == b"\1" * 20
-    rig.files.finish_restore()
-    assert rig.journal.since(rig.epoch, before).is_gap
-    replica = Replica()
-    assert take_snapshot(rig, replica)
-    assert replica.tiers() == rig.truth() == {key([at]): SSD for at in range(20)}
-
-
 def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool.journal.journal.CHANGES_PER_TURN", 2)
     rig, replica = Rig(), Replica()
@@ -129,26 +83,6 @@ def test_an_unknown_cursor_is_the_end(cursor: int) -> None:
     page = rig.journal.snapshot(cursor)
     assert page.chunks == ()
     assert page.cursor == SNAPSHOT_END
-
-
-def test_a_cursor_beyond_the_last_bucket_ends() -> None:
-    rig = Rig()
-    rig.store([1])
-    page = rig.journal.snapshot((1 << 32) - 1)
-    assert (page.chunks, page.cursor) == ((), 1 << 32)
-
-
-def test_a_chunk_has_an_address_in_each_tier_that_has_it_and_in_no_other() -> None:
-    rig = Rig()
-    rig.store([1, 2])
-    assert rig.files.place_of(key([1])) == (0, 0)
-    rig.demote_all()
-    places = [directory.place_of(key(names)) for directory in (rig.memory, rig.files) for names in ([1], [1, 2])]
-    assert all(generation > 0 and offset % SLOT == 0 for offset, generation in places)
-    assert places[0] != places[1]
-    flush_whole(rig.memory, rig.tick())
-    assert rig.memory.place_of(key([1])) == (0, 0)
-    assert rig.files.place_of(key([1])) == places[2]
 
 
 def test_every_end_of_a_chunk_is_in_the_history() -> None:
@@ -239,22 +173,6 @@ def test_the_history_of_many_chunks_equals_that_of_each() -> None:
     assert len(history) == 7
     history.note_departures(keys, second)
     assert [history.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
-
-
-def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:
-    rig = Rig()
-    rig.store([1, 2])
-    rig.demote_all()
-    rig.journal.take_changes()
-    before = rig.journal.since(b"", -1).last
-    keys = key([1]) + key([1, 2])
-    rig.memory.retain(rig.namespace.id, keys, bytes([80, 80]), bytes(8), rig.tick())
-    updates = rig.journal.since(b"", before).events
-    assert sorted(event.chunks for event in updates) == sorted([(key([1]),), (key([1, 2]),)])
-    assert {event.kind for event in updates} == {EventKind.UPDATED}
-    assert (updates[0].priority_before, updates[0].priority) == (35, 80)
-    assert updates[0].tiers == updates[0].tiers_before == DRAM | SSD
-    assert updates[0].gained == updates[0].lost == ()
 
 
 def test_no_event_grows_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

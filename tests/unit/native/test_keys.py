@@ -47,18 +47,6 @@ def test_leaves_equal_the_reference(chunk_tokens: int, chunks: int) -> None:
     assert kvpool_native.hash_leaves(tokens, chunk_tokens) == reference_leaves(tokens, chunk_tokens)
 
 
-def test_a_partial_chunk_has_no_leaf() -> None:
-    tokens = some_tokens(2 * CHUNK_TOKENS + 255)
-    assert kvpool_native.hash_leaves(tokens, CHUNK_TOKENS) == reference_leaves(tokens, CHUNK_TOKENS)
-    assert kvpool_native.hash_leaves(tokens[: CHUNK_TOKENS - 1], CHUNK_TOKENS) == b""
-
-
-def test_both_token_widths_give_equal_leaves() -> None:
-    tokens = some_tokens(40 * CHUNK_TOKENS + 7)
-    narrow = kvpool_native.hash_leaves(tokens, CHUNK_TOKENS)
-    assert kvpool_native.hash_leaves(tokens.astype(np.int64), CHUNK_TOKENS) == narrow
-
-
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**40])
 def test_a_token_beyond_32_bits_is_refused(token: int) -> None:
     tokens = np.ones(3 * CHUNK_TOKENS, np.int64)
@@ -87,14 +75,6 @@ def test_keys_chain_over_the_leaves() -> None:
     assert kvpool_native.chain_keys(ROOT, leaves) == b"".join(expected)
 
 
-def test_a_chain_may_be_made_in_parts() -> None:
-    leaves = random.Random(1).randbytes(32 * 9)
-    whole = kvpool_native.chain_keys(ROOT, leaves)
-    first = kvpool_native.chain_keys(ROOT, leaves[: 32 * 4])
-    assert first + kvpool_native.chain_keys(first[-32:], leaves[32 * 4 :]) == whole
-    assert kvpool_native.chain_keys(ROOT, b"") == b""
-
-
 def test_hashes_of_a_wrong_length_are_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         kvpool_native.chain_keys(ROOT[:31], b"")
@@ -114,7 +94,3 @@ def test_a_mixed_leaf_covers_leaf_and_payload(size: int) -> None:
 def test_a_root_length_prefixes_its_fields(fields: list[bytes]) -> None:
     packed = b"".join(struct.pack("<I", len(field)) + field for field in fields)
     assert kvpool_native.derive_root(fields) == keyed("kvpool.root.1", packed)
-
-
-def test_the_width_in_use_has_a_name() -> None:
-    assert kvpool_native.hash_lanes() in ("avx512", "avx2", "scalar")

@@ -38,13 +38,6 @@ def test_statically_linked_symbols_are_not_exported() -> None:
     assert not {name for name in names if name.startswith("io_uring")}
 
 
-def test_crc32c_has_the_published_value_and_continues() -> None:
-    digits = np.frombuffer(b"123456789", np.uint8)
-    assert kvpool_native.crc32c(digits) == 0xE3069283
-    assert kvpool_native.crc32c(digits[4:], kvpool_native.crc32c(digits[:4])) == 0xE3069283
-    assert kvpool_native.crc_path() in ("avx512", "sse4.2", "pmull", "armv8-crc", "table")
-
-
 def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
     def run(variant: str) -> "subprocess.CompletedProcess[str]":
         code = "import kvpool_native as k; k.tune_copies(); print(k.copy_variant_fault(), k.copy_choices())"

@@ -10,7 +10,6 @@ from kvpool.packed_rows import CATALOGUE_ROW
 from kvpool.tiers.ssd.catalogue.rows import Row, pack_restore_rows
 from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 
-ACCEPTED, CLIPPED, ABSENT = 0, 1, 2
 CHUNK_BYTES = 8192
 SECOND_NS = 10**9
 
@@ -49,60 +48,6 @@ class Store:
 @pytest.fixture(params=["lru", "class-queues"])
 def store(request: pytest.FixtureRequest) -> Store:
     return Store(request.param)
-
-
-def test_each_chunk_gets_its_own_retention(store: Store) -> None:
-    store.save(1, 2)
-    states = store.directory.retain(
-        store.namespace, keys(1, 2, 3), bytes([90, 0, 50]), durations(0, 1500, 9), 2 * SECOND_NS
-    )
-    assert list(states) == [ACCEPTED, ACCEPTED, ABSENT]
-    assert store.directory.retention(key(1)) == (90, 0)
-    assert store.directory.retention(key(2)) == (0, 1500)
-    assert store.directory.retention(key(3)) is None
-    held = store.directory.acquire(store.namespace, keys(1, 2))
-    assert store.directory.retentions(held.id) == (bytes([90, 0]), durations(0, 1500))
-    assert store.directory.release(held.id, 3 * SECOND_NS)
-    assert store.directory.stats()["retained_chunks"] == 1
-    assert store.directory.verify() == []
-
-
-def test_chunks_beyond_the_share_are_clipped_and_reported(store: Store) -> None:
-    store.save(1, 2, 3, 4)
-    store.directory.cap_retained(0.2)
-    states = store.directory.retain(store.namespace, keys(1, 2, 3), bytes([90] * 3), durations(0, 0, 0), 2 * SECOND_NS)
-    assert list(states) == [ACCEPTED, ACCEPTED, CLIPPED]
-    counts = store.directory.stats()
-    assert counts["retained_bytes"] == 2 * CHUNK_BYTES
-    assert counts["retention_clipped_chunks"] == 1
-    assert store.directory.verify() == []
-
-
-def test_a_priority_falls_back_when_it_expires(store: Store) -> None:
-    store.save(1)
-    store.directory.retain(store.namespace, key(1), bytes([90]), durations(5000), SECOND_NS)
-    store.directory.expire_retention(5 * SECOND_NS)
-    assert store.directory.retention(key(1)) == (90, 5000)
-    store.directory.expire_retention(7 * SECOND_NS)
-    assert store.directory.retention(key(1)) == (DEFAULT_PRIORITY, 0)
-    assert store.directory.stats()["retention_expired_chunks"] == 1
-
-
-def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
-    assert store.directory.next_expiry_ns() is None
-    store.save(1, 2)
-    store.directory.retain(store.namespace, keys(1, 2), bytes([90, 90]), durations(5000, 0), SECOND_NS)
-    asked, ticks = [], 0
-    while (at_ns := store.directory.next_expiry_ns()) is not None:
-        asked.append(at_ns)
-        store.directory.expire_retention(at_ns)
-        ticks += 1
-        assert ticks < 10, "a few steps of the wheel"
-    assert asked == sorted(asked)
-    assert 6 * SECOND_NS < asked[-1] <= 6 * SECOND_NS + SECOND_NS // 5
-    assert store.directory.stats()["retention_expired_chunks"] == 1
-    assert store.directory.retention(key(2)) == (90, 0)
-    assert store.directory.take_expired() == b"", "no lower tier"
 
 
 def test_columns_of_wrong_length_or_range_are_refused(store: Store) -> None:

@@ -11,11 +11,6 @@ from kvpool.server.descriptor_room import OWN_DESCRIPTORS, PeerRoom, plan_descri
 SSD = ("ssd.path=/disk", "ssd.capacity=1GiB", "ssd.segment=16MiB")
 
 
-def test_with_room_for_all_there_is_no_shortage() -> None:
-    room = plan_descriptors(load_config(None, ["server.max_connections=1000"]), OWN_DESCRIPTORS + 1000)
-    assert (room.connections, room.shortage) == (1000, "")
-
-
 @pytest.mark.parametrize(("options", "fitting"), [((), 500), (SSD, 500 - 58), (("server.write_mode=copy",), 250)])
 def test_with_room_for_some_these_are_served_and_the_shortage_is_named(options: tuple[str, ...], fitting: int) -> None:
     room = plan_descriptors(load_config(None, ["server.max_connections=1000", *options]), OWN_DESCRIPTORS + 500)

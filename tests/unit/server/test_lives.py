@@ -26,23 +26,8 @@ def test_each_early_end_doubles_the_wait_up_to_five_minutes(tmp_path: Path) -> N
     assert waits == list(enumerate(expected))
 
 
-def test_a_clean_end_leaves_nothing(tmp_path: Path) -> None:
-    for _ in range(3):
-        _begin(tmp_path / "lock").end_life(is_clean=False)
-    _begin(tmp_path / "lock").end_life(is_clean=True)
-    assert not (tmp_path / "lock").exists()
-    assert _begin(tmp_path / "lock").early_ends == 0
-
-
 @pytest.mark.parametrize(
-    ("left", "early_ends"),
-    [
-        (b"", 0),
-        (b"no record", 0),
-        (b"-7", 0),
-        (b"7", 8),
-        (b"9" * 400, 10**16),
-    ],
+    ("left", "early_ends"), [(b"", 0), (b"no record", 0), (b"-7", 0), (b"7", 8), (b"9" * 400, 10**16)]
 )
 def test_what_an_older_or_a_torn_life_has_left_is_read_as_far_as_it_can_be(
     tmp_path: Path, left: bytes, early_ends: int

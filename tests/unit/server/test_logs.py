@@ -3,31 +3,17 @@
 import io
 import logging
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from kvpool.server.connections.audit import audit
 from kvpool.server.connections.local_socket import Peer
-from kvpool.server.logs import JournalFormatter, LineFormatter, begin_logging, is_journal
+from kvpool.server.logs import JournalFormatter, begin_logging, is_journal
 
 
 def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:
     return logging.LogRecord("kvpool.x", level, "x.py", 1, message, arguments, None)
-
-
-def test_a_line_has_a_time_with_its_zone_and_a_level() -> None:
-    line = LineFormatter().format(_record(logging.WARNING, "ssd tier %s", "OFFLINE"))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} WARNING kvpool\.x ssd tier OFFLINE", line)
-
-
-@pytest.mark.parametrize(
-    ("level", "priority"),
-    [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2), (25, 6)],
-)
-def test_the_journal_gets_a_priority_and_no_time(level: int, priority: int) -> None:
-    assert JournalFormatter().format(_record(level, "shown")) == f"<{priority}>kvpool.x shown"
 
 
 def test_nothing_in_a_message_makes_a_second_line_or_moves_the_cursor() -> None:

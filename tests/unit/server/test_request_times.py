@@ -1,67 +1,15 @@
 """Request times: a bucket for each bound, a row for each verb that a connection may ask, and none besides."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
 
 from kvpool.errors import Refused
-from kvpool.protocol.frames import FrameReader
 from kvpool.protocol.records import messages as m
-from kvpool.server.connections.connection import Connection
-from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import BOUNDS_NS, RequestTimes
 from kvpool.server.service import VERBS
-from kvpool.types import ConnectionId
-
-
-class Ticks:
-    """A clock that its test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def now_ns(self) -> int:
-        return self.now
-
-
-class Transport:
-    """The little of a transport that a connection uses."""
-
-    def __init__(self) -> None:
-        self.sent = b""
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def set_write_buffer_limits(self, high: int) -> None: ...
-    def is_closing(self) -> bool:
-        """Never."""
-        return False
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
-def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]) -> tuple[Connection, Transport]:
-    connection = Connection(
-        ConnectionId(1),
-        {m.IssueTicket.KIND: (m.IssueTicket, handler), m.Usage.KIND: (m.Usage, handler)},
-        clock=clock,
-        turns=Turns(clock),
-        times=times,
-        on_closed=lambda _: None,
-        on_protocol_error=lambda: None,
-        on_failed=lambda _: None,
-    )
-    transport = Transport()
-    connection.connection_made(cast(asyncio.Transport, transport))
-    return connection, transport
-
-
-def test_every_verb_has_a_row() -> None:
-    assert len(RequestTimes(VERBS).verbs()) == len(VERBS) > 30
+from tests.rigs.blocks.clock import HandClock
+from tests.rigs.recording_transport import connection_over
 
 
 def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
@@ -75,46 +23,46 @@ def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
 
 
 def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
 
     def handler(_: m.IssueTicket) -> m.Done:
-        clock.now += 30_000
+        clock.advance(30e-6)
         return m.Done()
 
-    connection, _ = _connection(times, clock, handler)
+    connection, _ = connection_over(handler, clock, times=times)
     connection.data_received(m.encode(m.IssueTicket(1), 1) * 2)
     tickets = times.verbs()["issue_ticket"]
     assert (tickets.sum_ns, sum(tickets.counts), tickets.refused, tickets.failed) == (60_000, 2, 0, 0)
 
 
 def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureFixture) -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
     errors: list[Exception] = [Refused("full", "no room"), ZeroDivisionError("oops")]
 
     def handler(_: m.IssueTicket) -> m.Done:
         raise errors.pop(0)
 
-    connection, transport = _connection(times, clock, handler)
+    connection, transport = connection_over(handler, clock, times=times)
     connection.data_received(m.encode(m.IssueTicket(1), 1) + m.encode(m.IssueTicket(2), 2))
     tickets = times.verbs()["issue_ticket"]
     assert (sum(tickets.counts), tickets.refused, tickets.failed) == (2, 1, 1)
-    assert len(list(FrameReader().feed(transport.sent))) == 2
+    assert len(transport.answers) == 2
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_answer_that_waits_includes_its_wait() -> None:
-    times, clock = RequestTimes(VERBS), Ticks()
+    times, clock = RequestTimes(VERBS), HandClock()
 
     async def later(_: m.IssueTicket) -> m.Done:
         await asyncio.sleep(0)
-        clock.now += 5_000_000
+        clock.advance(0.005)
         return m.Done()
 
     async def run() -> None:
-        connection, transport = _connection(times, clock, later)
+        connection, transport = connection_over(later, clock, times=times)
         connection.data_received(m.encode(m.IssueTicket(1), 1))
         assert sum(times.verbs()["issue_ticket"].counts) == 0
-        while not transport.sent:
+        while not transport.written:
             await asyncio.sleep(0)
 
     asyncio.run(run())
@@ -123,7 +71,7 @@ def test_an_answer_that_waits_includes_its_wait() -> None:
 
 def test_a_usage_report_is_measured_and_never_answered() -> None:
     times = RequestTimes(VERBS)
-    connection, transport = _connection(times, Ticks(), lambda _: None)
+    connection, transport = connection_over(lambda _: None, HandClock(), times=times)
     connection.data_received(m.encode(m.Usage(b""), 0))
     assert sum(times.verbs()["usage"].counts) == 1
-    assert transport.sent == b""
+    assert transport.written == b""

@@ -52,20 +52,6 @@ def test_a_large_lower_tier_loses_no_chunk() -> None:
     assert 0 < outcome.ssd_blocks_written <= workload.unique
 
 
-def test_write_through_writes_each_new_block() -> None:
-    workload = workload_of(random_prompts(7, 200))
-    outcome = _run(workload, 24, 4 * workload.unique, "lru", "ssd.write_through=true")
-    assert outcome.ssd_blocks_written == workload.unique
-    assert outcome.hits_dram == lru_hits(workload, 24)
-
-
-def test_second_touch_writes_less() -> None:
-    workload = workload_of(random_prompts(7, 300))
-    everything = _run(workload, 24, workload.unique)
-    chosen = _run(workload, 24, workload.unique, "lru", "ssd.admission=second-touch")
-    assert 0 < chosen.ssd_blocks_written < everything.ssd_blocks_written
-
-
 def test_a_write_budget_counts_real_bytes() -> None:
     # A budget of 240 real blocks a day, with one hour accumulated: ten blocks, the first half for every chunk.
     block_bytes = 1 << 20
@@ -127,20 +113,6 @@ def test_device_memory_that_serves_nothing_takes_little_more() -> None:
     assert outcome.hits == 200 * 20
     assert outcome.hits_hbm == 0
     assert 10 < outcome.hbm_blocks_promoted <= 10 + outcome.hits // 1000
-
-
-def test_a_copy_leaves_with_the_block_that_dram_evicts() -> None:
-    prompts = [["a", "b"], ["a", "b"], *([f"other {number}"] for number in range(10)), ["a", "b"]]
-    outcome = run_cell(workload_of(prompts), Cell("lru", 4, 0, 4), load_config())
-    assert (outcome.hits_hbm, outcome.hits_dram) == (0, 2)
-    assert outcome.blocks_moved == 2
-
-
-def test_hits_are_of_the_uppermost_tier() -> None:
-    prompts = [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
-    outcome = run_cell(workload_of(prompts), Cell("lru", 10, 0, 10), load_config())
-    assert (outcome.hits_dram, outcome.hits_hbm) == (2 + 1, 2 + 2)
-    assert outcome.hbm_blocks_promoted == 3
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The simulator's oracles: on traces made by hand, against every possible choice, and against slow and obvious models."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,16 +31,6 @@ PUBLISHED = {
 }
 
 
-def test_a_workload_numbers_blocks_as_they_come() -> None:
-    workload = make_workload([Prompt(0.5, (70, 80)), Prompt(0.25, ()), Prompt(2.0, (70, 90), has_tail=True)])
-    assert workload.at_ns.tolist() == [500_000_000, 500_000_000, 2_000_000_000]
-    assert [list(chain) for chain in workload.chains()] == [[0, 1], [], [0, 2]]
-    assert workload.storable.tolist() == [2, 0, 1]
-    assert (workload.requests, workload.references, workload.unique) == (3, 4, 3)
-    assert workload.keys().shape == (3, 32)
-    assert len(np.unique(workload.keys(), axis=0)) == 3
-
-
 def test_an_id_behind_two_prefixes_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="request 1: block 7 follows another block"):
         make_workload([Prompt(0.0, (1, 7)), Prompt(1.0, (2, 7))])
@@ -50,30 +39,6 @@ def test_an_id_behind_two_prefixes_is_refused() -> None:
 def test_a_trace_without_blocks_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no block in 2 requests"):
         make_workload([Prompt(0.0, ()), Prompt(1.0, ())])
-
-
-def test_lru_evicts_the_least_recently_used_leaves_first() -> None:
-    # Room for four. c and d evict b's leaf b2 first, then its root b1.
-    prompts = [["b1", "b2"], ["c"], ["d"], ["b1"], ["e"], ["b1", "b2"]]
-    assert lru_hits(workload_of(prompts), 4) == 2
-    assert lru_hits(workload_of(prompts), 5) == 3
-    assert lru_hits(workload_of(prompts), 1) == 0
-
-
-def test_of_a_prompt_longer_than_the_capacity_the_beginning_is_stored() -> None:
-    assert lru_hits(workload_of([["a", "b", "c"], ["a", "b", "c"]]), 2) == 2
-
-
-def test_the_optimum_does_not_store_blocks_that_come_once() -> None:
-    prompts = [["a"], ["b"], ["c"], ["a"], ["d"], ["a"]]
-    assert belady_hits(workload_of(prompts), 1) == 2
-    assert lru_hits(workload_of(prompts), 1) == 0
-
-
-def test_the_optimum_evicts_the_deepest_of_blocks_wanted_at_the_same_time() -> None:
-    prompts = [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["a1", "a2", "a3"], ["b1", "b2", "b3"]]
-    assert belady_hits(workload_of(prompts), 4) == 4
-    assert belady_hits(workload_of(prompts), 6) == 6
 
 
 def _best(chains: list[list[int]], capacity: int) -> int:

@@ -6,12 +6,6 @@ import kvpool_client as kv
 from kvpool_sparse import SparseConfig
 
 
-def test_defaults_are_those_of_the_contract() -> None:
-    config = SparseConfig()
-    assert (config.init_tokens, config.local_tokens, config.topk_share, config.block_tokens) == (1024, 7192, 0.2, 128)
-    assert (config.dense_boundary, config.offload_boundary) == (32768, 65536)
-
-
 def test_settings_come_from_the_environment() -> None:
     environment = {
         "VLLM_RETRIEVAL_INIT_TOKENS_NUM": "256",

@@ -26,23 +26,6 @@ def found(table: SlotTable, layer: int, *blocks: int) -> Numbers:
     return table.find(layer, numbers(*blocks), np.zeros(len(blocks), np.int64))
 
 
-def test_an_empty_table_finds_nothing() -> None:
-    table = SlotTable(4, LAYERS, KV_HEADS)
-    assert found(table, 0, 0, 7, 1000).tolist() == [NONE] * 3
-    assert table.used == 0
-    table.verify()
-
-
-def test_the_slot_that_was_not_used_longest_is_taken() -> None:
-    table = SlotTable(3, LAYERS, KV_HEADS)
-    slots = publish(table, 0, 10, 11, 12)
-    table.begin_step()
-    table.touch(slots[:1])
-    publish(table, 1, 5)
-    assert (found(table, 0, 10, 11, 12) != NONE).tolist() == [True, False, True]
-    table.verify()
-
-
 def test_a_step_that_needs_more_than_there_is_uses_its_newest_slots_again() -> None:
     table = SlotTable(4, LAYERS, KV_HEADS)
     table.begin_step()
@@ -51,26 +34,6 @@ def test_a_step_that_needs_more_than_there_is_uses_its_newest_slots_again() -> N
     publish(table, 0, 4, 5)
     assert (found(table, 0, 0, 1, 2, 3, 4, 5) != NONE).tolist() == [True, True, False, False, True, True]
     table.verify()
-
-
-def test_old_slots_are_taken_before_those_of_the_step() -> None:
-    table = SlotTable(4, LAYERS, KV_HEADS)
-    publish(table, 2, 9)
-    table.begin_step()
-    publish(table, 0, 0, 1, 2)
-    publish(table, 0, 3, 4)
-    assert found(table, 2, 9).tolist() == [NONE]
-    assert (found(table, 0, 0, 1, 2, 3, 4) != NONE).tolist() == [True, True, False, True, True]
-    table.verify()
-
-
-def test_a_prefetched_block_counts_once() -> None:
-    table = SlotTable(4, LAYERS, KV_HEADS)
-    slots = publish(table, 0, 1, 2, is_prefetched=True)
-    table.refresh(slots)
-    assert table.touch(slots[:1]) == 1
-    assert table.touch(slots) == 1
-    assert table.touch(slots) == 0
 
 
 def test_what_cannot_be_is_asserted() -> None:

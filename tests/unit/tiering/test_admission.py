@@ -35,17 +35,6 @@ def test_without_a_budget_every_chunk_is_always_admitted() -> None:
     assert admission.stats(1) == {"admission": "all", "admission_tightenings": 0, "write_budget_left_bytes": 0}
 
 
-def test_second_touch_never_admits_more() -> None:
-    admission = admission_of("second-touch", 0)
-    assert admission.step(0) is Admitted.USED_AGAIN
-    assert admission.needs_ghosts
-    bounded = admission_of("second-touch")
-    bounded.spend(BURST * 6 // 10, 0)
-    assert bounded.step(0) is Admitted.USED_AGAIN
-    bounded.spend(BURST, 0)
-    assert bounded.step(0) is Admitted.NOTHING
-
-
 @pytest.mark.parametrize(
     ("spent", "expected"),
     [
@@ -93,13 +82,6 @@ def test_between_two_shares_the_step_does_not_oscillate() -> None:
         admission.spend(BURST // 25, now_ns)
         assert admission.step(now_ns) is Admitted.LIKELY
     assert admission.stats(now_ns)["admission_tightenings"] == 1
-
-
-def test_without_a_forecast_the_step_for_likely_chunks_equals_the_next() -> None:
-    admission = admission_of(knows_chances=False)
-    admission.spend(BURST * 6 // 10, 0)
-    assert admission.step(0) is Admitted.USED_AGAIN
-    assert admission.stats(0)["admission"] == "used-again"
 
 
 def test_affordable_writes_end_where_the_next_step_begins() -> None:

@@ -100,25 +100,6 @@ def chain() -> Chain:
     return Chain()
 
 
-def test_leading_chunks_become_visible_while_others_are_written(chain: Chain) -> None:
-    for chunk in range(PUBLISHED_AT_ONCE - 1):
-        chain.end(chunk)
-    assert chain.visible == 0
-    chain.end(PUBLISHED_AT_ONCE - 1)
-    assert chain.visible == PUBLISHED_AT_ONCE
-    for chunk in range(PUBLISHED_AT_ONCE, CHUNKS):
-        chain.end(chunk)
-    chain.expect_ended(CHUNKS)
-
-
-def test_no_chunk_becomes_visible_before_its_parent(chain: Chain) -> None:
-    for chunk in range(1, CHUNKS):
-        chain.end(chunk)
-    assert chain.visible == 0
-    chain.end(0)
-    chain.expect_ended(CHUNKS)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.permutations(range(CHUNKS)), st.sets(st.integers(0, CHUNKS - 1), max_size=3))
 def test_after_any_failure_exactly_a_whole_prefix_is_visible(order: list[int], failing: set[int]) -> None:
@@ -157,16 +138,6 @@ def test_a_long_chain_is_written_part_by_part_and_keeps_its_pin() -> None:
         chain.demotions.run_all(4, WriteOrder.COLDEST, iter(()))
     assert chain.visible == 2 * CHUNKS + 5
     assert (len(chain.demotions), chain.directory.stats()["pins"], chain.directory.count_unsaved()) == (0, 0, 0)
-    assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
-
-
-def test_a_part_that_fails_ends_the_chain() -> None:
-    chain = Chain(2 * CHUNKS)
-    for chunk in range(CHUNKS):
-        chain.end(chunk, is_good=chunk != 3)
-    assert (len(chain.demotions), chain.visible, chain.directory.stats()["pins"]) == (0, 3, 0)
-    chain.demotions.run_all(4, WriteOrder.COLDEST, iter(()))
-    assert chain.slower.jobs == [CHUNKS, CHUNKS], "the rest is tried again"
     assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
 
 

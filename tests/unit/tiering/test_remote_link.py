@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -11,11 +11,12 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.base import Outcome
-from kvpool.types import ConnectionId, Level, SaveState
+from kvpool.types import Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, planner
 from tests.rigs.tiers.memory_tier import Fault
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
+pytestmark = pytest.mark.asyncio
 KEYS = [key_of(1, number) for number in range(12)]
 DRAM_CHUNKS = 24
 
@@ -24,179 +25,50 @@ def chunks_of(keys: list[bytes]) -> dict[bytes, bytes]:
     return {key: payload(key) for key in keys}
 
 
-def run(
-    nodes: list[Node], act: Callable[[TieredPool, MemoryRemote], Awaitable[None]], *, has_disk: bool = False
-) -> None:
-    async def live() -> None:
-        made: list[MemoryRemote] = []
-        pool = TieredPool(
-            [medium_of(2 * DRAM_CHUNKS)] if has_disk else [],
-            DRAM_CHUNKS,
-            levels=pool_levels(has_disk),
-            kinds=[planner(nodes, made)],
-        )
-        await pool.start()
-        await act(pool, made[0])
-        await pool.stop()
-
-    asyncio.run(live())
+@asynccontextmanager
+async def pool_beside(nodes: list[Node], *, has_disk: bool = False) -> AsyncIterator[tuple[TieredPool, MemoryRemote]]:
+    """A pool, and its tier of these nodes."""
+    made: list[MemoryRemote] = []
+    media, levels = ([medium_of(2 * DRAM_CHUNKS)], [Level.SSD]) if has_disk else ([], [])
+    pool = TieredPool(media, DRAM_CHUNKS, levels=levels, kinds=[planner(nodes, made)])
+    await pool.start()
+    yield pool, made[0]
+    await pool.stop()
 
 
-def pool_levels(has_disk: bool) -> list[Level]:
-    return [Level.SSD] if has_disk else []
-
-
-def test_chunks_of_another_node_are_pulled_and_stay() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.load(KEYS) == len(KEYS)
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS]
-        stats = pool.pool.measure({}).tiers["peer"]
-        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"], stats["peer.pulls_under_way"]) == (
-            len(KEYS),
-            0,
-            0,
-        )
-
-    run([node], act)
-
-
-def test_a_pull_begins_after_what_is_here() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:5]) == 5
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS[5:]]
-
-    run([node], act)
-
-
-def test_chunks_on_disk_are_read_there_and_the_rest_is_pulled() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:7]) == 7
-        assert await pool.demote() == 0
-        await pool.flush("dram")
-        assert await pool.save(KEYS[:2]) == 2
-        assert await pool.load(KEYS) == len(KEYS)
-        assert remote.asked == [KEYS[7:]]
-        assert pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == 5
-
-    run([node], act, has_disk=True)
-
-
-def test_the_node_with_the_longest_run_is_asked() -> None:
-    nodes = [Node(), Node(), Node()]
-    for node, count in zip(nodes, (3, 9, 6), strict=True):
-        node.store(chunks_of(KEYS[:count]))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.load(KEYS) == 9
-        assert remote.asked == [KEYS[:9]]
-
-    run(nodes, act)
-
-
-def test_a_node_that_is_named_is_asked_for_what_nobody_is_known_to_have() -> None:
-    nodes = [Node(chunks=chunks_of(KEYS)), Node()]
-    nodes[1].store(chunks_of(KEYS[:4]))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.load(KEYS, owner="nobody") == 4
-        assert remote.asked == [KEYS[:4]]
-        assert await pool.load(KEYS, owner="0") == len(KEYS)
-        assert remote.asked[1:] == [KEYS[4:]]
-        assert await pool.load(KEYS, owner="0") == len(KEYS)
-        assert len(remote.asked) == 2
-
-    run(nodes, act)
-
-
-def test_what_another_node_is_known_to_have_comes_before_a_name() -> None:
-    nodes = [Node(chunks=chunks_of(KEYS)), Node()]
-    nodes[1].store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        nodes[0].chunks.clear()
-        assert await pool.load(KEYS, owner="0") == len(KEYS)
-
-    run(nodes, act)
-
-
-def test_a_node_that_is_named_and_has_nothing_is_a_miss() -> None:
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:3]) == 3
-        assert await pool.load(KEYS, owner="0") == 3
-        assert await pool.save(KEYS) == len(KEYS)
-        pool.session = replace(pool.session, peer=ConnectionId(77))
-        assert await pool.load([key_of(2, 0)], owner="0") == 0
-        assert len(remote.asked) == 1
-
-    run([Node()], act)
-
-
-def test_what_is_no_name_of_a_node_is_refused() -> None:
-    async def act(pool: TieredPool, _: MemoryRemote) -> None:
+async def test_what_is_no_name_of_a_node_is_refused() -> None:
+    async with pool_beside([Node()]) as (pool, _):
         for name in ("x" * 257, "a\nb", "é" * 129):
             with pytest.raises(InvalidArgument, match=r"expected a node's name"):
                 await pool.load(KEYS, owner=name)
 
-    run([Node()], act)
-
-
-def test_a_session_of_another_node_pulls_nothing() -> None:
-    node = Node()
-    node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
-        assert await pool.save(KEYS[:3]) == 3
-        pool.session = replace(pool.session, peer=ConnectionId(77))
-        assert await pool.load(KEYS) == 3
-        assert remote.asked == []
-
-    run([node], act)
-
 
 @pytest.mark.parametrize("is_stale", [True, False], ids=["stale hint", "node refuses"])
-def test_a_hint_that_is_not_true_is_a_miss(is_stale: bool) -> None:
+async def test_a_hint_that_is_not_true_is_a_miss(is_stale: bool) -> None:
     node = Node(hints=set(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, remote):
         remote.accepts_jobs = is_stale
         assert await pool.load(KEYS) == 0
         assert await pool.save(KEYS) == len(KEYS)
         assert await pool.load(KEYS) == len(KEYS)
 
-    run([node], act)
-
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.BAD_SOURCE, Outcome.DONE])
-def test_a_chunk_that_does_not_come_ends_the_prefix_before_it(outcome: Outcome) -> None:
+async def test_a_chunk_that_does_not_come_ends_the_prefix_before_it(outcome: Outcome) -> None:
     """DONE: the tier reports a chunk of which nothing has landed."""
     node = Node()
     node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, remote):
         remote.outcomes[KEYS[4]] = outcome
         assert await pool.load(KEYS) == 4
         del remote.outcomes[KEYS[4]]
         assert await pool.load(KEYS) == len(KEYS)
 
-    run([node], act)
 
-
-def test_two_requests_share_one_pull() -> None:
+async def test_two_requests_share_one_pull() -> None:
     node = Node()
     node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, remote):
         remote.withhold()
         first = asyncio.ensure_future(pool.load(KEYS))
         await pool.until_moved(lambda: len(remote.asked) == 1)
@@ -206,8 +78,6 @@ def test_two_requests_share_one_pull() -> None:
         remote.release()
         assert list(await asyncio.gather(first, second)) == [len(KEYS), len(KEYS)]
         assert remote.asked == [KEYS]
-
-    run([node], act)
 
 
 async def states_of_save(pool: TieredPool, keys: list[bytes], parent: bytes = b"") -> list[str]:
@@ -219,11 +89,10 @@ async def states_of_save(pool: TieredPool, keys: list[bytes], parent: bytes = b"
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it fails"])
-def test_a_save_of_what_is_on_its_way_is_pending_until_that_has_come_or_failed(comes: bool) -> None:
+async def test_a_save_of_what_is_on_its_way_is_pending_until_that_has_come_or_failed(comes: bool) -> None:
     node = Node()
     node.store(chunks_of(KEYS[:4]))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, remote):
         view = kvpool_native.IndexView(pool.pool.memory.index)
         remote.outcomes = {} if comes else {KEYS[1]: Outcome.FAILED}
         remote.withhold()
@@ -243,11 +112,9 @@ def test_a_save_of_what_is_on_its_way_is_pending_until_that_has_come_or_failed(c
         assert await pool.save(KEYS) == len(KEYS)
         assert await pool.load(KEYS) == len(KEYS)
 
-    run([node], act)
 
-
-def test_a_save_of_what_is_read_from_disk_is_pending_and_stored_again_where_that_fails() -> None:
-    async def act(pool: TieredPool, _remote: MemoryRemote) -> None:
+async def test_a_save_of_what_is_read_from_disk_is_pending_and_stored_again_where_that_fails() -> None:
+    async with pool_beside([Node()], has_disk=True) as (pool, _remote):
         assert await pool.save(KEYS[:4]) == 4
         assert await pool.demote() == 0
         await pool.flush("dram")
@@ -266,38 +133,29 @@ def test_a_save_of_what_is_read_from_disk_is_pending_and_stored_again_where_that
         assert (await states_of_save(pool, KEYS[:6]))[1] == "RESERVED"
         assert await pool.save(KEYS) == len(KEYS)
 
-    run([Node()], act, has_disk=True)
 
-
-def test_a_pull_under_way_at_the_end_is_cancelled() -> None:
+async def test_a_pull_under_way_at_the_end_is_cancelled() -> None:
     node = Node()
     node.store(chunks_of(KEYS))
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, remote):
         remote.withhold()
         assert await pool.load(KEYS, is_patient=False) == 0
 
-    run([node], act)
 
-
-def test_a_pull_takes_no_more_than_the_room_that_there_is() -> None:
+async def test_a_pull_takes_no_more_than_the_room_that_there_is() -> None:
     node = Node()
     keys = [key_of(2, number) for number in range(2 * DRAM_CHUNKS)]
     node.store(chunks_of(keys))
-
-    async def act(pool: TieredPool, _remote: MemoryRemote) -> None:
+    async with pool_beside([node]) as (pool, _remote):
         found = await pool.load(keys)
         assert 0 < found <= DRAM_CHUNKS
 
-    run([node], act)
 
-
-def test_random_requests_beside_random_failures_get_right_bytes_or_none(seed: int) -> None:
+async def test_random_requests_beside_random_failures_get_right_bytes_or_none(seed: int) -> None:
     chance = random.Random(seed)
     chains = [[key_of(chain, number) for number in range(1 + chain % 9)] for chain in range(16)]
     nodes = [Node(), Node()]
-
-    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+    async with pool_beside(nodes, has_disk=True) as (pool, remote):
         for _ in range(300):
             keys = chance.choice(chains)
             drawn = chance.random()
@@ -319,5 +177,3 @@ def test_random_requests_beside_random_failures_get_right_bytes_or_none(seed: in
         remote.accepts_jobs, remote.outcomes = True, {}
         await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
         assert pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"], "nothing was pulled"
-
-    run(nodes, act, has_disk=True)

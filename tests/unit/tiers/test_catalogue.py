@@ -5,8 +5,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity, write_identity
-from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES, Row, Touch
+from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from tests.rigs.daemon import wait_until
 
 MAP_BYTES = 1 << 20
@@ -174,19 +172,6 @@ def test_a_failed_sync_loses_the_chunks_it_covered_and_is_not_retried(
     assert catalogue.close(10.0)
 
 
-def test_a_checkpoint_that_finds_damage_is_not_good_before_the_next_try(
-    open_catalogue: Callable[..., Catalogue], disk: Disk
-) -> None:
-    catalogue = open_catalogue()
-    assert catalogue.checkpoint(WAIT_S)
-    syncs, checkpoints = disk.syncs, catalogue.checkpoints
-    disk.damage = lmdb.CorruptedError("found by a test")
-    catalogue.put(row_of(1))
-    assert catalogue.checkpoint(WAIT_S)
-    assert (disk.syncs, catalogue.checkpoints) == (syncs + 2, checkpoints + 1)
-    assert catalogue.close(10.0)
-
-
 def test_many_written_bytes_cause_an_early_checkpoint(
     open_catalogue: Callable[..., Catalogue], disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,30 +302,6 @@ def test_the_first_checkpoint_sets_the_mark_back_in_place(
     assert catalogue.checkpoint(WAIT_S)
     assert (mark.read_text(), mark.stat().st_ino) == ("0", file), "a full disk has no room for another one"
     assert catalogue.close(10.0)
-
-
-def test_a_catalogue_has_all_its_room_from_the_beginning(
-    open_catalogue: Callable[..., Catalogue], tmp_path: Path
-) -> None:
-    catalogue = open_catalogue()
-    assert allocated_bytes(tmp_path) >= MAP_BYTES
-    assert [file.name for file in (tmp_path / "catalogue").iterdir()] == ["data.mdb"]
-    catalogue.put(row_of(1))
-    assert catalogue.close(10.0)
-    assert list(tmp_path.glob("*.new")) == []
-
-
-def test_an_older_versions_catalogue_gets_all_its_room_and_keeps_its_rows(
-    open_catalogue: Callable[..., Catalogue], tmp_path: Path
-) -> None:
-    catalogue = open_catalogue()
-    catalogue.put(row_of(1))
-    assert catalogue.close(10.0)
-    os.truncate(tmp_path / "catalogue" / "data.mdb", used_bytes(tmp_path / "catalogue"))
-    assert allocated_bytes(tmp_path) < MAP_BYTES
-    assert open_catalogue().close(10.0)
-    assert allocated_bytes(tmp_path) >= MAP_BYTES
-    assert keys_found(tmp_path) == [key_of(1)]
 
 
 def test_a_catalogue_is_cut_to_a_smaller_map(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
@@ -536,33 +497,6 @@ def test_an_identity_that_is_removed_is_written_at_the_next_checkpoint(
     found = read_identity(tmp_path)
     assert found is not None
     assert found.namespaces == {1: NAMESPACE}
-
-
-def test_an_identity_that_has_not_changed_is_not_written(tmp_path: Path) -> None:
-    identity = Identity(new_epoch(), {1: NAMESPACE})
-    write_identity(tmp_path, identity)
-    file = (tmp_path / "identity").stat().st_ino
-    write_identity(tmp_path, identity)
-    assert (tmp_path / "identity").stat().st_ino == file
-    write_identity(tmp_path, Identity(identity.epoch, {}))
-    assert read_identity(tmp_path) == Identity(identity.epoch, {})
-
-
-def test_the_child_writes_every_row_and_reports_the_end(
-    open_catalogue: Callable[..., Catalogue], tmp_path: Path
-) -> None:
-    catalogue = open_catalogue()
-    for number in range(5):
-        catalogue.put(row_of(number))
-    assert catalogue.close(10.0)
-    with open(tmp_path / "rows", "w+b") as file:
-        command = [sys.executable, "-I", catalogue_check.__file__, str(tmp_path / "catalogue"), str(file.fileno())]
-        command.append(str(ROW_BYTES))
-        done = subprocess.run(command, pass_fds=(file.fileno(),), capture_output=True, timeout=WAIT_S, check=True)
-    assert done.stdout == b"ok 5\n"
-    rows = np.fromfile(tmp_path / "rows", CATALOGUE_ROW)
-    assert rows.nbytes == 5 * ROW_BYTES
-    assert sorted(bytes(key) for key in rows["key"]) == sorted(key_of(number) for number in range(5))
 
 
 def test_the_child_imports_nothing_from_where_the_daemon_was_started(

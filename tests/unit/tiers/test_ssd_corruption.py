@@ -33,8 +33,4 @@ def test_damage_that_a_crash_may_have_left_does_not_count() -> None:
         guard.note_result(BAD, 1001, 2),
         guard.note_result(SsdStatus.BAD_WRITE, 0, 2),
         guard.note_result(BAD, 1001, 2),
-    ] == [
-        False,
-        False,
-        True,
-    ]
+    ] == [False, False, True]

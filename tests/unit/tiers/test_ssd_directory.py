@@ -36,11 +36,6 @@ def test_a_link_to_a_valid_directory_is_accepted(link: Path, disk: Path) -> None
     assert check_directory(link, is_made=True) == check_directory(disk, is_made=False)
 
 
-def test_a_link_to_a_link_is_too(link: Path, tmp_path: Path) -> None:
-    (tmp_path / "second").symlink_to("link")
-    check_directory(tmp_path / "second", is_made=False)
-
-
 def test_the_rights_of_the_links_target_count(link: Path, disk: Path) -> None:
     disk.chmod(0o750)
     assert _refusal(link).startswith(f"it is a symbolic link to {disk}: it has rights 0750")

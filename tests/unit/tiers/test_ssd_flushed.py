@@ -9,15 +9,7 @@ import pytest
 
 from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import read_identity
-from kvpool.tiers.ssd.flushed import (
-    ALL,
-    FILE_NAME,
-    FLOORS_MAX,
-    SLOT_BYTES,
-    FlushFloors,
-    floor_of,
-    read_floors,
-)
+from kvpool.tiers.ssd.flushed import ALL, FILE_NAME, FLOORS_MAX, SLOT_BYTES, FlushFloors, floor_of, read_floors
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 

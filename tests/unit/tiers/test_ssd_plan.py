@@ -34,12 +34,6 @@ def test_every_capacity_that_a_config_takes_has_a_plan_that_the_core_takes(capac
     assert directory.end_reservation(reserved.id, 2)
 
 
-def test_capacities_of_earlier_versions_keep_their_files() -> None:
-    assert plan_ssd(_config(4 * TIB)).segment_bytes == 1 << 30
-    assert plan_ssd(_config(4 * TIB, segment=64 << 20)).segment_bytes == 64 << 20
-    assert plan_ssd(_config(100 << 30)).segment_bytes == 1 << 30
-
-
 def test_a_capacity_beyond_the_cores_limit_is_refused_by_name_value_and_range() -> None:
     with pytest.raises(ConfigError, match=r"ssd\.capacity is .*, expected a size from 0B to 64TiB"):
         _config(kvpool_native.FILES_BYTES_MAX + 1)

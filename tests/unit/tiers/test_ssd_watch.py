@@ -117,15 +117,6 @@ def watched() -> Watched:
     return watched
 
 
-def test_a_disk_that_answers_in_time_is_not_suspended(watched: Watched) -> None:
-    watched.ask()
-    watched.loop.pass_time(9.0)
-    watched.tier.asked_s = None
-    watched.loop.pass_time(100.0)
-    assert not watched.tier.rests
-    assert watched.loop.waiting == [], "nobody is woken for a tier at rest"
-
-
 def test_a_tier_with_an_unresponsive_disk_is_suspended_until_it_answers(watched: Watched) -> None:
     watched.ask()
     watched.loop.pass_time(10.0)

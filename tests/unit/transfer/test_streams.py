@@ -134,40 +134,6 @@ def test_chunks_arrive_with_their_bytes(connections: int) -> None:
     assert queue.stop(LONG_S)
 
 
-def test_a_ticket_that_nobody_gave_is_refused_and_counted() -> None:
-    owner, puller = Node(1, is_owner=True), Node(1, is_owner=False)
-    server, queue = owner.serve(), puller.queue()
-    assert puller.pull(queue, server.port, bytes(32)) > 0
-    (outcome,) = ends(queue, 1)
-    assert (outcome.status, outcome.fault) == (FAILED, "refused")
-    assert server.stats()["bad_ticket"] == 1
-
-
-def test_a_withdrawn_offer_has_ended_and_a_ticket_in_use_is_refused() -> None:
-    owner = Node(1, is_owner=True)
-    server = owner.serve()
-    number, _ = owner.offer(server, bytes(32))
-    assert owner.offer(server, bytes(32)) == (0, 2)
-    assert server.withdraw(bytes(32))
-    assert not server.withdraw(bytes(32))
-    (ended,) = offers(server, 1)
-    assert (ended.offer, ended.end) == (number, CANCELLED)
-    assert server.stop(LONG_S)
-    assert owner.offer(server, bytes(32)) == (0, 3)
-
-
-def test_a_cancelled_pull_ends() -> None:
-    owner, puller = Node(1, is_owner=False), Node(1, is_owner=False)
-    server, queue = owner.serve(), puller.queue()
-    owner.store.directory.end_reservation(owner.slots.id, 1)
-    job = puller.pull(queue, server.port, bytes(32))
-    queue.cancel(job)
-    (outcome,) = ends(queue, 1)
-    assert outcome.status in {CANCELLED, FAILED}
-    assert not queue.cancel(job), "its one chunk has ended"
-    assert not queue.cancel(job + 1)
-
-
 def test_what_cannot_be_is_refused() -> None:
     node = Node(2, is_owner=True)
     server, queue = node.serve(), node.queue()

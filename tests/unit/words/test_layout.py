@@ -15,19 +15,9 @@ SUMMARIZED = replace(PLAIN, summaries="clusters7")
 PACKED = Layout(layers=4, kv_heads=2, head_dim=64, format="vllm-fp8", block_tokens=16, rank=1, world=2)
 
 
-def test_sizes_multiply_up() -> None:
-    assert PLAIN.token_plane_bytes == 8 * 128 * 2
-    assert PLAIN.layer_bytes == 2 * 256 * PLAIN.token_plane_bytes
-    assert PLAIN.chunk_bytes == 32 << 20
-
-
 @pytest.mark.parametrize(("dtype", "item_bytes"), ITEM_BYTES.items())
 def test_every_dtype_has_its_size(dtype: str, item_bytes: int) -> None:
     assert Layout(layers=1, kv_heads=1, head_dim=1, dtype=dtype).token_plane_bytes == item_bytes
-
-
-def test_one_plane_halves_a_chunk() -> None:
-    assert 2 * replace(PLAIN, planes=1).chunk_bytes == PLAIN.chunk_bytes
 
 
 @pytest.mark.parametrize(
@@ -267,12 +257,6 @@ def test_summaries_fill_extents_behind_the_layers(chunk_tokens: int, block_token
     assert layout.chunk_bytes == replace(layout, summaries="").chunk_bytes == 32 * layout.layer_bytes
 
 
-def test_without_summaries_what_is_stored_is_the_kv() -> None:
-    for layout in (PLAIN, PACKED, STAGED):
-        assert (layout.extents, layout.summary_extents) == (layout.layers, 0)
-        assert layout.stored_bytes == layout.chunk_bytes
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -300,12 +284,3 @@ def test_the_greatest_size_is_that_of_what_is_stored() -> None:
     assert largest.chunk_bytes == CHUNK_BYTES_MAX
     with pytest.raises(InvalidArgument, match="makes chunks of"):
         replace(largest, summaries="clusters7")
-
-
-def test_a_scheduler_and_its_ranks_have_the_same_summaries() -> None:
-    scheduler = replace(STAGED, summaries="clusters7")
-    for rank in scheduler.ranks:
-        own = scheduler.for_rank(rank)
-        assert (own.summaries, own.layers) == ("clusters7", scheduler.stages[rank // 2])
-        assert own.extents == own.layers + own.summary_extents
-    assert scheduler.extents == scheduler.for_rank(0).extents

@@ -64,10 +64,7 @@ def test_moves_are_packed_as_native_code_reads_them() -> None:
     assert [bytes(row["parent"]) for row in rows] == [bytes(32), keys[0]]
     assert [
         tuple(map(int, (row["offset"], row["arena_offset"], row["arena_slot"], row["generation"]))) for row in rows
-    ] == [
-        (4096, 0, 5, 7),
-        (8192, 1 << 40, 6, 1 << 61),
-    ]
+    ] == [(4096, 0, 5, 7), (8192, 1 << 40, 6, 1 << 61)]
 
 
 def test_a_change_is_named_field_by_field() -> None:

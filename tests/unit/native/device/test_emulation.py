@@ -42,17 +42,6 @@ print(device.allocate(1).size)
     assert done.stdout.splitlines() == ["cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)", str(2 << 20)]
 
 
-def test_processes_number_devices_as_they_are_ordered() -> None:
-    code = "print([kvpool_native.Device(DRIVER, ordinal).uuid.decode() for ordinal in range(2)])"
-    done = _run(code, emulated.environment(order="1,0"))
-    assert done.stdout.strip() == str(["emulated-device1", "emulated-device0"])
-
-
-def test_a_seed_is_printed_and_can_be_given() -> None:
-    done = _run("kvpool_native.Device(DRIVER, 0)", emulated.environment(seed="77"))
-    assert "KVPOOL_EMULATED_SEED=77" in done.stderr
-
-
 def test_a_copy_whose_memory_is_freed_before_it_is_done_ends_the_device() -> None:
     """Other memory has the same addresses then."""
     code = """

@@ -91,18 +91,6 @@ def test_chunks_are_promoted_and_pass_their_check(rig: Rig) -> None:
     assert rig.mover.take_outcomes() == []
 
 
-def test_bad_bytes_and_another_generation_are_a_bad_source(rig: Rig) -> None:
-    rig.arena.view()[int(rig.rows["arena_offset"][1]) + 7] ^= 1
-    rig.rows["generation"][2] += 1
-    expected = [Outcome.DONE, Outcome.BAD_SOURCE, Outcome.BAD_SOURCE, Outcome.DONE]
-    assert rig.ends(rig.mover.promote(rig.rows.tobytes())) == expected
-
-
-def test_a_driver_that_fails_fails_chunks(rig: Rig) -> None:
-    emulated.order("fail cuMemcpyAsync 0 999")
-    assert set(rig.ends(rig.mover.promote(rig.rows.tobytes()))) == {Outcome.FAILED}
-
-
 def test_a_stop_cancels_what_is_left_though_the_device_hangs(rig: Rig) -> None:
     emulated.order("hang 1")
     before = emulated.calls("cuEventRecord")

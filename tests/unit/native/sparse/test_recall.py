@@ -12,7 +12,6 @@ import kvpool_native
 
 DIM, KV_HEADS, GROUP, TOKENS = 64, 2, 3, 32
 HEADS = KV_HEADS * GROUP
-LONG_S = 30.0
 Floats = npt.NDArray[np.float32]
 
 
@@ -36,10 +35,7 @@ def _some_kv(blocks: int, seed: int) -> tuple[Floats, Floats]:
     random = np.random.default_rng(seed)
     shape = (blocks, TOKENS, KV_HEADS, DIM)
     topics = random.normal(size=(blocks, 1, KV_HEADS, DIM))
-    return (
-        (topics + 0.5 * random.normal(size=shape)).astype(np.float32),
-        random.normal(size=shape).astype(np.float32),
-    )
+    return ((topics + 0.5 * random.normal(size=shape)).astype(np.float32), random.normal(size=shape).astype(np.float32))
 
 
 def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
@@ -75,24 +71,6 @@ def test_sizes_are_those_of_the_format() -> None:
             kvpool_native.summary_bytes(form, dim)
 
 
-def test_a_query_of_zeros_has_the_mean_of_what_is_left(path: str, team: kvpool_native.WorkerTeam) -> None:
-    keys, values = _some_kv(20, 1)
-    records = _summaries(keys, values)
-    queries = np.zeros((HEADS, DIM), np.float32)
-    chosen, is_dense, kept, _, logits, means = _recall().run(
-        team, queries, _addresses(records), take=4, wants_tail=True
-    )
-    assert not is_dense.any()
-    assert np.allclose(kept, 0.2, atol=1e-5)
-    assert logits is not None
-    assert np.allclose(logits, math.log(16 * TOKENS), atol=1e-5)
-    assert means is not None
-    for head in range(HEADS):
-        left = np.setdiff1d(np.arange(20), chosen[head // GROUP])
-        expected = values[left, :, head // GROUP].mean(axis=(0, 1))
-        assert np.linalg.norm(means[head] - expected) < 0.15 * np.linalg.norm(expected)
-
-
 def test_the_tail_is_close_to_the_attention_it_stands_for(path: str, team: kvpool_native.WorkerTeam) -> None:
     keys, values = _some_kv(40, 2)
     records = _summaries(keys, values)
@@ -106,18 +84,6 @@ def test_the_tail_is_close_to_the_attention_it_stands_for(path: str, team: kvpoo
         exact = weights @ values[:, :, head // GROUP].reshape(-1, DIM) / weights.sum()
         assert abs(logits[head] - (math.log(weights.sum()) + scores.max())) < 0.1
         assert np.linalg.norm(means[head] - exact) < 0.5 * np.linalg.norm(exact)
-
-
-def test_a_block_with_the_querys_own_key_is_chosen(path: str, team: kvpool_native.WorkerTeam) -> None:
-    keys, values = _some_kv(50, 4)
-    queries = np.random.default_rng(5).normal(size=(HEADS, DIM)).astype(np.float32)
-    for group in range(KV_HEADS):
-        keys[7 + group, 11, group] = 2 * queries[group * GROUP]
-        values[7 + group, 11, group] = 1.0
-    records = _summaries(keys, values)
-    chosen, _, kept, *_ = _recall().run(team, queries, _addresses(records), take=2, wants_tail=False)
-    assert [7 + group in chosen[group] for group in range(KV_HEADS)] == [True, True]
-    assert all(kept[group * GROUP] > 0.5 for group in range(KV_HEADS))
 
 
 def test_nothing_and_everything_can_be_taken(team: kvpool_native.WorkerTeam) -> None:
@@ -137,44 +103,6 @@ def test_nothing_and_everything_can_be_taken(team: kvpool_native.WorkerTeam) -> 
     chosen, _, _, _, logits, _ = _recall().run(team, queries, _addresses(records)[:0], take=0, wants_tail=True)
     assert logits is not None
     assert np.isneginf(logits).all()
-
-
-def test_blocks_with_nan_come_first_or_make_the_head_dense(team: kvpool_native.WorkerTeam) -> None:
-    keys, values = _some_kv(12, 7)
-    keys[3, 5, 1, 9] = np.nan
-    values[8, 0, 1, 0] = np.inf
-    records = _summaries(keys, values)
-    queries = np.ones((HEADS, DIM), np.float32)
-    chosen, is_dense, *_ = _recall().run(team, queries, _addresses(records), take=2, wants_tail=False)
-    assert chosen[1].tolist() == [3, 8]
-    assert is_dense.tolist() == [False, False]
-    _, is_dense, *_ = _recall().run(team, queries, _addresses(records), take=1, wants_tail=False)
-    assert is_dense.tolist() == [False, True]
-
-
-def test_the_rule_for_spread_can_be_set(team: kvpool_native.WorkerTeam) -> None:
-    keys, values = _some_kv(12, 8)
-    records = _summaries(keys, values)
-    queries = np.full((HEADS, DIM), 1000, np.float32)
-    _, is_dense, _, loose, *_ = _recall().run(team, queries, _addresses(records), take=1, wants_tail=False)
-    assert is_dense.all()
-    assert loose.tolist() == [1.0] * HEADS
-    _, is_dense, *_ = _recall(loose_share=1.0).run(team, queries, _addresses(records), take=1, wants_tail=False)
-    assert not is_dense.any()
-
-
-def test_means_are_ranked_by_the_inner_product(team: kvpool_native.WorkerTeam) -> None:
-    keys, values = _some_kv(30, 9)
-    queries = np.random.default_rng(10).normal(size=(HEADS, DIM)).astype(np.float32)
-    records = _summaries(keys, values, "mean")
-    chosen, _, kept, *_ = _recall("mean").run(team, queries, _addresses(records), take=5, wants_tail=False)
-    assert np.isnan(kept).all()
-    means = records.view(np.float16).astype(np.float32)
-    for group in range(KV_HEADS):
-        scores = means[:, group] @ queries.reshape(KV_HEADS, GROUP, DIM).mean(1)[group]
-        assert chosen[group].tolist() == sorted(np.argsort(-scores, kind="stable")[:5].tolist())
-    with pytest.raises(ValueError, match="no tail"):
-        _recall("mean").run(team, queries, _addresses(records), take=5, wants_tail=True)
 
 
 def test_shapes_that_do_not_fit_are_refused(team: kvpool_native.WorkerTeam) -> None:

@@ -175,22 +175,6 @@ def test_a_snapshot_that_is_interrupted_is_begun_again(monkeypatch: pytest.Monke
         publisher.stop()
 
 
-def test_a_gap_clears_every_topic_and_republishes_parents_first(publisher: EventPublisher) -> None:
-    rig = _rig_of(publisher)
-    rig.store([1, 2, 3, 4])
-    _publish_all(publisher)
-    rig.journal._log.open_gap()
-    published_before = len(_kept(publisher))
-    _publish_all(publisher)
-    published = [event for _, _, payload in _kept(publisher)[published_before:] for event in decode(payload)[1]]
-    assert published[0]["type"] == "AllBlocksCleared"
-    index = Index(is_strict=True)
-    for event in published:
-        index.apply(event)
-    assert len(index.media["CPU"]) == 4
-    assert publisher.stats()["events.published_snapshots"] == 1
-
-
 def test_chunks_stored_during_a_snapshot_follow_those_that_it_still_has_to_list(
     publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,18 +199,6 @@ def test_chunks_stored_during_a_snapshot_follow_those_that_it_still_has_to_list(
         for event in decode(payload)[1]:
             index.apply(event)
     assert len(index.media["CPU"]) == 10
-
-
-def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublisher) -> None:
-    rig = _rig_of(publisher)
-    for name in range(3):
-        rig.store([name])
-        _publish_all(publisher)
-    rig.journal._log.open_gap()
-    _publish_all(publisher)
-    numbers = [int.from_bytes(number, "big") for _, number, _ in _kept(publisher)]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert {topic for topic, _, _ in _kept(publisher)} == {b"kv@host@model"}
 
 
 def test_a_failed_read_is_counted_and_everything_is_republished() -> None:
@@ -294,13 +266,6 @@ def test_of_several_groups_the_first_full_one_is_published() -> None:
     layout = Layout(chunk_tokens=8, groups=(full, full, replace(full, kind="window", window=8)))
     event = Event(0, EventKind.STORED, keys=key([1]), tokens=bytes(32), tiers=2)
     assert [len(EventForm().events_of(event, "m", part)) for part in layout.group_layouts] == [1, 0, 0]
-
-
-def test_ranks_beyond_the_first_are_not_published() -> None:
-    layout = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8, rank=1, world=2)
-    event = Event(0, EventKind.STORED, keys=key([1]), tokens=bytes(32), tiers=2)
-    assert EventForm().events_of(event, "m", layout) == []
-    assert len(EventForm().events_of(event, "m", layout.for_rank(0))) == 1
 
 
 def _chunk(names: list[int]) -> StoredChunk:

@@ -47,12 +47,6 @@ def standing() -> Iterator[StandingLoop]:
     loop.end()
 
 
-def test_measurements_are_read_on_the_loops_thread(standing: StandingLoop) -> None:
-    reader = LoopReader(standing.loop, lambda: threading.current_thread(), 5.0)
-    assert reader.read() is not threading.current_thread()
-    assert reader.read() is reader.read()
-
-
 def test_a_blocked_loop_is_a_late_answer_and_queues_one_call(standing: StandingLoop) -> None:
     reads = []
     reader = LoopReader(standing.loop, lambda: reads.append(1), 0.05)

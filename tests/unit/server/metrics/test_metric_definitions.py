@@ -1,6 +1,5 @@
 """The table of metrics: names by the rules of Prometheus, a value for each, and the page and dashboard that follow it."""
 
-import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from kvpool.server.metrics.metric import Histogram, Kind, Metric
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
-from kvpool.server.peers import peer_list
 from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
 from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage, SparseUsage
@@ -47,87 +45,41 @@ def _directory() -> dict[str, Any]:
     return directory.stats()
 
 
-SSD_COUNTS = (
-    *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "ssd.demoted_chunks", "ssd.promoted_chunks"),
-    *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
-    *("ssd.read_back_chunks", "ssd.bad_writes", "ssd.io_distrusted"),
-    "ssd.unanswered_s",
-    *(
-        "ssd.demotion_failed_chunks",
-        "ssd.promotion_failed_chunks",
-        "ssd.waiting_reads",
-        "ssd.waiting_writes",
-        "ssd.waiting_checks",
-    ),
-    *(
-        "ssd.waiting_rows",
-        "ssd.dropped_rows",
-        "ssd.lost_rows",
-        "ssd.write_budget_left_bytes",
-        "ssd.admission_tightenings",
-    ),
-    *(f"ssd.declined_{reason}" for reason in DECLINED),
-    *("ssd.unrestored_chunks", "ssd.lost_chunks", "ssd.checkpoints"),
-)
+# What each part of a node counts.
+COUNTS = {
+    "ssd": """
+        chunks used_bytes capacity_bytes demoted_chunks promoted_chunks evicted_chunks read_bytes written_bytes
+        io_errors corrupt_chunks read_back_chunks bad_writes io_distrusted unanswered_s demotion_failed_chunks
+        promotion_failed_chunks waiting_reads waiting_writes waiting_checks waiting_rows dropped_rows lost_rows
+        write_budget_left_bytes admission_tightenings unrestored_chunks lost_chunks checkpoints
+    """,
+    "hbm": """
+        chunks used_bytes capacity_bytes leased_bytes served_chunks served_bytes promoted_chunks promoted_bytes
+        failed_chunks evicted_chunks withdrawn_chunks left_out_prefixes corrupt_chunks
+    """,
+    "store": """
+        queries late_answers pulled_chunks read_bytes gone_objects wrong_objects published_chunks published_bytes
+        unpublished_full unpublished_failed unpublished_left_out late_transfers process_starts suspensions
+    """,
+    "events": """
+        written dropped gaps buffered_bytes published published_messages replayed_messages published_snapshots
+        publish_errors engine_chunks engine_chunk_record_bytes declined_engine_chunks refused_routers bad_requests
+        unsent_replays ended_connections
+    """,
+    "peer": """
+        pulled_chunks failed_chunks read_bytes offers.sent_bytes pulls_under_way failed_pulls_refused
+        failed_pulls_unanswered failed_pulls_empty failed_pulls_queue_full failed_pulls_unencrypted failed_pulls_foreign
+        failed_pulls_other_transport shm.pulls tcp.pulls rdma.pulls rdma.serving rdma.refused rdma.quarantined_bytes
+        rdma.failed_reads rdma.late_reads rdma.process_starts offers.pulls_served offers.pulls_empty
+        offers.pulls_refused known_chunks known_evicted_chunks known_left_out_chunks followed.snapshots followed.gaps
+        members.failed_refreshes members.refused links.failed_handshakes asked.refused_handshakes
+        asked.silent_connections asked.crowded_connections
+    """,
+}
 
 
-HBM_COUNTS = (
-    *("chunks", "used_bytes", "capacity_bytes", "leased_bytes", "served_chunks", "served_bytes", "promoted_chunks"),
-    *("promoted_bytes", "failed_chunks", "evicted_chunks", "withdrawn_chunks", "left_out_prefixes"),
-    "corrupt_chunks",
-)
-
-
-STORE_COUNTS = (
-    *(
-        "queries",
-        "late_answers",
-        "pulled_chunks",
-        "read_bytes",
-        "gone_objects",
-        "wrong_objects",
-        "published_chunks",
-    ),
-    *(
-        "published_bytes",
-        "unpublished_full",
-        "unpublished_failed",
-        "unpublished_left_out",
-        "late_transfers",
-        "process_starts",
-    ),
-    "suspensions",
-)
-
-
-EVENT_COUNTS = (
-    *("events.written", "events.dropped", "events.gaps", "events.buffered_bytes", "events.published"),
-    *("events.published_messages", "events.replayed_messages", "events.published_snapshots", "events.publish_errors"),
-    *("events.engine_chunks", "events.engine_chunk_record_bytes", "events.declined_engine_chunks"),
-    *("events.refused_routers", "events.bad_requests", "events.unsent_replays", "events.ended_connections"),
-)
-
-
-PEER_COUNTS = (
-    *("peer.pulled_chunks", "peer.failed_chunks", "peer.read_bytes", "peer.offers.sent_bytes", "peer.pulls_under_way"),
-    *(f"peer.failed_pulls_{reason}" for reason in ("refused", "unanswered", "empty", "queue_full")),
-    *(f"peer.failed_pulls_{reason}" for reason in ("unencrypted", "foreign", "other_transport")),
-    *(
-        "peer.shm.pulls",
-        "peer.tcp.pulls",
-        "peer.rdma.pulls",
-        "peer.rdma.serving",
-        "peer.rdma.refused",
-        "peer.rdma.quarantined_bytes",
-    ),
-    *("peer.rdma.failed_reads", "peer.rdma.late_reads", "peer.rdma.process_starts"),
-    *(f"peer.offers.pulls_{outcome}" for outcome in ("served", "empty", "refused")),
-    *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
-    *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_refreshes"),
-    *("peer.members.refused", "peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
-    *("peer.asked.silent_connections", "peer.asked.crowded_connections"),
-    *(f"peer.asked.refused.{code}" for code in REFUSAL_CODES),
-)
+def _counts(part: str, value: int, *further: str) -> dict[str, Any]:
+    return {f"{part}.{name}": value for name in (*COUNTS[part].split(), *further)}
 
 
 def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
@@ -145,12 +97,16 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         huge_bytes=0,
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
-        events=dict.fromkeys(EVENT_COUNTS, 4),
+        events=_counts("events", 4),
         tiers={
-            "hbm": {"hbm.state": "ok", **{f"hbm.{name}": 6 for name in HBM_COUNTS}},
-            "ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
-            "peer": dict.fromkeys(PEER_COUNTS, 5),
-            "store": {"store.state": "ok", **{f"store.{name}": 5 for name in STORE_COUNTS}},
+            "hbm": {"hbm.state": "ok", **_counts("hbm", 6)},
+            "ssd": {
+                "ssd.state": "ok",
+                "ssd.admission": "all",
+                **_counts("ssd", 3, *(f"declined_{reason}" for reason in DECLINED)),
+            },
+            "peer": _counts("peer", 5, *(f"asked.refused.{code}" for code in REFUSAL_CODES)),
+            "store": {"store.state": "ok", **_counts("store", 5)},
         },
         classes={"ssd": [{"chunk_bytes": 8192, "extents": 2, "slots_used": 1, "slots": 3}]},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
@@ -212,52 +168,6 @@ def test_no_name_is_given_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_an_unused_daemon_can_be_scraped() -> None:
-    assert "kvpool_chunks 0.0" in _text(_snapshot(models={}))
-
-
-def test_the_text_shows_the_counters() -> None:
-    lines = _text(_snapshot()).splitlines()
-    for line in (
-        'kvpool_lookups_total{model="m"} 3.0',
-        'kvpool_hit_tokens_total{model="m",tier="dram"} 5.0',
-        'kvpool_hit_tokens_total{model="m",tier="ssd"} 7.0',
-        'kvpool_declined_chunks_total{reason="aborted"} 2.0',
-        'kvpool_sparse_recalls_total{model="m"} 2.0',
-        'kvpool_sparse_kept_mass_total{model="m"} 7.5',
-        'kvpool_request_duration_seconds_bucket{le="5e-06",verb="acquire"} 0.0',
-        'kvpool_request_duration_seconds_bucket{le="1e-05",verb="acquire"} 1.0',
-        'kvpool_request_duration_seconds_bucket{le="2.0",verb="acquire"} 1.0',
-        'kvpool_request_duration_seconds_bucket{le="+Inf",verb="acquire"} 2.0',
-        'kvpool_request_duration_seconds_count{verb="acquire"} 2.0',
-        'kvpool_reuse_gap_seconds_bucket{le="1.0"} 0.0',
-        'kvpool_reuse_gap_seconds_bucket{le="2.0"} 0.0',
-        'kvpool_chunk_lifetime_seconds_bucket{le="4.0"} 0.0',
-        "kvpool_healthy 0.0",
-        "kvpool_probe_latency_seconds 0.25",
-        'kvpool_build_info{checksum="c",key_hash="k",version="1"} 1.0',
-    ):
-        assert line in lines
-    assert not [line for line in lines if 'tier="hbm"' in line]
-
-
-def test_a_model_without_compute_by_lookup_has_no_metrics_of_it() -> None:
-    text = _text(_snapshot(models={"plain": ModelUsage(lookups=3)}))
-    assert not [line for line in text.splitlines() if line.startswith("kvpool_sparse_")]
-
-
-def test_a_model_may_have_any_name() -> None:
-    name = 'x"} 1\nkvpool_fake 9 \\ \u2603'
-    text = _text(_snapshot(models={name: ModelUsage(lookups=3)}))
-    assert not [line for line in text.splitlines() if line.startswith("kvpool_fake")]
-    registry = CollectorRegistry()
-    registry.register(ScrapeCollector(lambda: _snapshot(models={name: ModelUsage(lookups=3)})))
-    families = {
-        family.name: family for family in text_string_to_metric_families(generate_openmetrics(registry).decode())
-    }
-    assert families["kvpool_lookups"].samples[0].labels == {"model": name}
-
-
 def test_openmetrics_can_be_parsed_and_holds_every_metric() -> None:
     text = generate_openmetrics(make_registry(_snapshot)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -291,17 +201,6 @@ def test_a_large_fleet_has_a_bounded_number_of_labels_and_all_its_members_are_co
         assert len(values) == NODES_MAX
         assert values["10.0.0.7:1",] == (7e-6 if metric.unit == "seconds" else 7)
     assert f'kvpool_peers{{state="following"}} {NODES_MAX + 3:.1f}' in _text(now)
-
-
-def test_every_state_of_a_member_is_counted() -> None:
-    row = inspect.getdoc(peer_list.describe)
-    assert row is not None
-    states = {word.partition(" ")[0] for word in row.partition("`state`: ")[2].partition(". `")[0].split(" | ")}
-    rows = tuple({**_row(number), "state": state} for number, state in enumerate(sorted(states - {"left"})))
-    text = _text(replace(_snapshot(), peers=rows))
-    assert len(rows) >= 8
-    for state in states - {"left"}:
-        assert f'kvpool_peers{{state="{state}"}} 1.0' in text
 
 
 def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:

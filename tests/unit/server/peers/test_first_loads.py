@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ import kvpool_native
 from kvpool.config.peer_options import PeerConfig
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
@@ -22,34 +22,25 @@ from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.nodes.stream_relay import CuttingRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
 
+pytestmark = pytest.mark.asyncio
 RANKS = 8
-WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
-Fleet = Sequence[Node]
 
 
-def run(
-    act: Callable[[Node, Fleet], Awaitable[None]],
-    nodes: int,
-    *,
-    dram_chunks: int = 400,
-    offers: PeerConfig | None = None,
-    has_disk: bool = False,
-) -> None:
-    """`here` follows so many other nodes."""
-
-    async def live() -> None:
-        here = Node("here", dram_chunks)
-        media = [medium_of(2 * dram_chunks)] if has_disk else []
-        fleet = [Node(f"node-{number}", dram_chunks, media=media) for number in range(nodes)]
-        for node in (*fleet, here):
-            await node.start(offers or peer_config())
-        for node in fleet:
-            await here.join(node)
-        await act(here, fleet)
-        for node in (here, *fleet):
-            await node.stop()
-
-    asyncio.run(live())
+@asynccontextmanager
+async def fleet_of(
+    nodes: int, *, dram_chunks: int = 400, offers: PeerConfig | None = None, has_disk: bool = False
+) -> AsyncIterator[tuple[Node, list[Node]]]:
+    """`here`, and so many other nodes that it follows."""
+    here = Node("here", dram_chunks)
+    media = [medium_of(2 * dram_chunks)] if has_disk else []
+    fleet = [Node(f"node-{number}", dram_chunks, media=media) for number in range(nodes)]
+    for node in (*fleet, here):
+        await node.start(offers or peer_config())
+    for node in fleet:
+        await here.join(node)
+    yield here, fleet
+    for node in (here, *fleet):
+        await node.stop()
 
 
 async def save(here: Node, node: Node, keys: Sequence[bytes]) -> None:
@@ -98,10 +89,9 @@ def pulls_of(node: Node) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_nodes_have_of_it(seed: int) -> None:
+async def test_whatever_nodes_have_of_it(seed: int) -> None:
     """Each node has the beginning of a prompt, as long as it drew; some nodes have all of it."""
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(5) as (here, fleet):
         drawn = random.Random(seed)
         for prompt in range(6):
             keys = [key_of(seed, prompt, number) for number in range(drawn.randint(1, 60))]
@@ -110,13 +100,10 @@ def test_whatever_nodes_have_of_it(seed: int) -> None:
             hit, leased, loaded = await load_first(here, keys)
             assert hit == leased == loaded, (seed, prompt, len(keys))
 
-    run(act, nodes=5)
 
-
-def test_a_prompt_that_many_nodes_have_is_pulled_from_one_of_them() -> None:
+async def test_a_prompt_that_many_nodes_have_is_pulled_from_one_of_them() -> None:
     keys = [key_of(1, number) for number in range(80)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(8) as (here, fleet):
         for node in fleet:
             assert await node.pool.save(keys) == len(keys)
         drawn = random.Random(7)
@@ -126,28 +113,11 @@ def test_a_prompt_that_many_nodes_have_is_pulled_from_one_of_them() -> None:
         assert await load_first(here, keys) == (80, 80, 80)
         assert sum(map(pulls_of, fleet)) == 1
 
-    run(act, nodes=8)
 
-
-def test_a_prompt_of_which_each_node_has_a_piece_is_pulled_from_one_after_the_other() -> None:
-    keys = [key_of(2, number) for number in range(60)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
-        for number, node in enumerate(fleet):
-            end = 20 * (number + 1)
-            assert await node.pool.save(keys[:end]) == end
-            here.believe(node, keys[end - 20 : end])
-        assert await load_first(here, keys) == (60, 60, 60)
-        assert [pulls_of(node) for node in fleet] == [1, 1, 1]
-
-    run(act, nodes=3)
-
-
-def test_each_rank_pulls_its_whole_run_at_once_and_acquire_waits_for_nothing() -> None:
+async def test_each_rank_pulls_its_whole_run_at_once_and_acquire_waits_for_nothing() -> None:
     chunks = 200
     columns = [[key_of(3, rank, number) for number in range(chunks)] for rank in range(RANKS)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1, dram_chunks=2 * RANKS * chunks) as (here, fleet):
         (there,) = fleet
         for rank, keys in enumerate(columns):
             there.pool.session = there.pool.pool.open_session(
@@ -175,14 +145,11 @@ def test_each_rank_pulls_its_whole_run_at_once_and_acquire_waits_for_nothing() -
         for rank in range(1, RANKS):
             there.pool.pool.drop_connection(ConnectionId(19 + rank))
 
-    run(act, nodes=1, dram_chunks=2 * RANKS * chunks)
-
 
 @pytest.mark.parametrize("lent", [0, 3], ids=["nothing", "little"])
-def test_a_node_that_lends_too_little_costs_no_prompt_its_chunks(lent: int) -> None:
+async def test_a_node_that_lends_too_little_costs_no_prompt_its_chunks(lent: int) -> None:
     """Two nodes have all of them; one offers nothing, or the first chunks alone."""
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(2) as (here, fleet):
         poor, other = fleet
         serve = poor.offers.serve
 
@@ -202,11 +169,9 @@ def test_a_node_that_lends_too_little_costs_no_prompt_its_chunks(lent: int) -> N
         assert record is None or record.pulls <= 2, "it is asked after the other one"
         assert here.tier.nodes.of(other.name).failures == 0
 
-    run(act, nodes=2)
 
-
-def test_a_node_that_lends_too_little_is_asked_where_no_other_has_it_and_again_after_a_while() -> None:
-    async def act(here: Node, fleet: Fleet) -> None:
+async def test_a_node_that_lends_too_little_is_asked_where_no_other_has_it_and_again_after_a_while() -> None:
+    async with fleet_of(2) as (here, fleet):
         poor, _ = fleet
         keys, alone = ([key_of(5, prompt, number) for number in range(12)] for prompt in range(2))
         await save(here, poor, keys)
@@ -219,8 +184,6 @@ def test_a_node_that_lends_too_little_is_asked_where_no_other_has_it_and_again_a
         assert await load_first(here, alone) == (12, 12, 12)
         here.clock.pass_s(60)
         assert not record.deferred_s
-
-    run(act, nodes=2)
 
 
 async def rot(node: Node, keys: Sequence[bytes], chunk: int) -> None:
@@ -236,10 +199,9 @@ def checks_of(node: Node) -> tuple[int, int]:
     return node.offers.stats()["compared_chunks"], node.pool.pool.measure({}).index["checksum_failures"]
 
 
-def test_a_rotten_chunk_costs_one_request_and_its_node_drops_it() -> None:
+async def test_a_rotten_chunk_costs_one_request_and_its_node_drops_it() -> None:
     keys = [key_of(6, number) for number in range(12)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(2) as (here, fleet):
         rotten, other = fleet
         await save(here, rotten, keys)
         await rot(rotten, keys, 5)
@@ -250,13 +212,10 @@ def test_a_rotten_chunk_costs_one_request_and_its_node_drops_it() -> None:
         await save(here, other, keys)
         assert await load_first(here, keys) == (12, 12, 12)
 
-    run(act, nodes=2)
 
-
-def test_what_is_whole_is_not_dropped_whatever_others_say_of_it() -> None:
+async def test_what_is_whole_is_not_dropped_whatever_others_say_of_it() -> None:
     keys, unknown = ([key_of(number, chunk) for chunk in range(12)] for number in (10, 11))
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1) as (here, fleet):
         (there,) = fleet
         await save(here, there, keys)
         assert await load_first(here, keys) == (12, 12, 12)
@@ -273,11 +232,9 @@ def test_what_is_whole_is_not_dropped_whatever_others_say_of_it() -> None:
         assert all(there.pool.pool._directory.place_of(key)[1] for key in keys)
         await there.pool.until_moved(lambda: there.pool.pool.measure({}).index["leases"] == 0)
 
-    run(act, nodes=1)
 
-
-def test_a_stream_where_nothing_answers_is_noted_until_bytes_come() -> None:
-    async def act(here: Node, fleet: Fleet) -> None:
+async def test_a_stream_where_nothing_answers_is_noted_until_bytes_come() -> None:
+    async with fleet_of(1) as (here, fleet):
         (there,) = fleet
         stream, record = there.offers.stream, here.tier.nodes.of(there.name)
         first, second = ([key_of(12, prompt, number) for number in range(4)] for prompt in range(2))
@@ -289,24 +246,6 @@ def test_a_stream_where_nothing_answers_is_noted_until_bytes_come() -> None:
         there.offers.stream = stream
         assert await load_first(here, second) == (4, 4, 4)
         assert record.unreachable == ""
-
-    run(act, nodes=1)
-
-
-@pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
-def test_a_chain_longer_than_what_its_owner_may_lease_for_others_comes_whole(has_disk: bool) -> None:
-    keys = [key_of(8, number) for number in range(60)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
-        (there,) = fleet
-        await save(here, there, keys)
-        if has_disk:
-            assert await there.pool.demote() == 0
-            await there.pool.flush("dram")
-        assert await load_first(here, keys) == (60, 60, 60)
-        assert pulls_of(there) > 1
-
-    run(act, nodes=1, dram_chunks=80, has_disk=has_disk)
 
 
 def sessions_of_ranks(node: Node, ranks: int) -> list[EngineSession]:
@@ -337,11 +276,11 @@ async def load_ranks(here: Node, columns: Sequence[Sequence[bytes]]) -> int:
 
 
 @pytest.mark.parametrize("offered", [120, 60], ids=["two ranks", "one rank"])
-def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(offered: int) -> None:
+async def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(offered: int) -> None:
     """However long that takes: the owner sends 1.6 MB in a second."""
     columns = [[key_of(20, rank, number) for number in range(60)] for rank in range(RANKS)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    offers = peer_config(offered=offered * CHUNK, rate=1_600_000)
+    async with fleet_of(1, dram_chunks=1200, offers=offers) as (here, fleet):
         (there,) = fleet
         mine = there.pool.session
         for session, keys in zip(sessions_of_ranks(there, RANKS), columns, strict=True):
@@ -353,15 +292,11 @@ def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(off
         for rank in range(RANKS):
             there.pool.pool.drop_connection(ConnectionId(20 + rank))
 
-    offers = peer_config(offered=offered * CHUNK, rate=1_600_000)
-    run(act, nodes=1, dram_chunks=1200, offers=offers)
 
-
-def test_a_node_that_never_has_room_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_never_has_room_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_driver, "BUSY_S", 0.0)
     keys = [key_of(27, number) for number in range(6)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1) as (here, fleet):
         (there,) = fleet
         full = r.Refused(r.RefusalCode.BUSY, "no room")
         there.offers.serve = lambda _puller, _pull, answer: answer(full)  # type: ignore[method-assign,assignment]
@@ -370,13 +305,10 @@ def test_a_node_that_never_has_room_is_given_up_soon(monkeypatch: pytest.MonkeyP
         assert pulls_of(there) == 1, "it is not asked until the pull's time is over"
         assert here.tier.nodes.of(there.name).breaker.state is BreakerState.CLOSED
 
-    run(act, nodes=1)
 
-
-def test_a_pull_that_asks_for_room_again_and_again_is_one_that_failed() -> None:
+async def test_a_pull_that_asks_for_room_again_and_again_is_one_that_failed() -> None:
     keys, asked = [key_of(28, number) for number in range(6)], []
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1) as (here, fleet):
         (there,) = fleet
         serve = there.offers.serve
 
@@ -393,33 +325,26 @@ def test_a_pull_that_asks_for_room_again_and_again_is_one_that_failed() -> None:
         record = here.tier.nodes.of(there.name)
         assert (len(asked), record.pulls, record.failures) == (4, 1, 1)
 
-    run(act, nodes=1)
 
-
-def test_nodes_that_ask_one_owner_at_once_all_get_their_chunks() -> None:
+async def test_nodes_that_ask_one_owner_at_once_all_get_their_chunks() -> None:
     """Together more than it leases for others."""
-
-    async def live() -> None:
-        owner = Node("owner", 400)
-        pullers = [Node(f"puller-{number}", 400) for number in range(4)]
-        for node in (owner, *pullers):
-            await node.start(peer_config(rate=1_600_000))
-        chains = [[key_of(21, number, chunk) for chunk in range(90)] for number in range(4)]
-        for node, keys in zip(pullers, chains, strict=True):
-            await node.join(owner)
-            await save(node, owner, keys)
-        loads = [load_first(node, keys) for node, keys in zip(pullers, chains, strict=True)]
-        assert await asyncio.gather(*loads) == [(90, 90, 90)] * 4
-        for node in (*pullers, owner):
-            await node.stop()
-
-    asyncio.run(live())
+    owner = Node("owner", 400)
+    pullers = [Node(f"puller-{number}", 400) for number in range(4)]
+    for node in (owner, *pullers):
+        await node.start(peer_config(rate=1_600_000))
+    chains = [[key_of(21, number, chunk) for chunk in range(90)] for number in range(4)]
+    for node, keys in zip(pullers, chains, strict=True):
+        await node.join(owner)
+        await save(node, owner, keys)
+    loads = [load_first(node, keys) for node, keys in zip(pullers, chains, strict=True)]
+    assert await asyncio.gather(*loads) == [(90, 90, 90)] * 4
+    for node in (*pullers, owner):
+        await node.stop()
 
 
-def test_a_part_behind_what_its_owner_has_only_on_disk_is_read_with_what_is_before() -> None:
+async def test_a_part_behind_what_its_owner_has_only_on_disk_is_read_with_what_is_before() -> None:
     keys = [key_of(22, number) for number in range(110)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1, dram_chunks=120, has_disk=True) as (here, fleet):
         (there,) = fleet
         await save(here, there, keys)
         assert await there.pool.demote() == 0
@@ -427,14 +352,11 @@ def test_a_part_behind_what_its_owner_has_only_on_disk_is_read_with_what_is_befo
         await save(here, here, keys[:70])
         assert await load_first(here, keys) == (110, 110, 110)
 
-    run(act, nodes=1, dram_chunks=120, has_disk=True)
-
 
 @pytest.mark.parametrize("fault", ["unreachable", "refused"])
-def test_a_stream_that_does_not_come_about_costs_nothing_where_another_node_has_the_chunks(fault: str) -> None:
+async def test_a_stream_that_does_not_come_about_costs_nothing_where_another_node_has_the_chunks(fault: str) -> None:
     keys = [key_of(23, number) for number in range(12)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(2) as (here, fleet):
         dead, other = fleet
         if fault == "unreachable":
             dead.offers.stream = "tcp://127.0.0.1:1"  # where nobody listens
@@ -448,18 +370,15 @@ def test_a_stream_that_does_not_come_about_costs_nothing_where_another_node_has_
         assert pulls_of(dead) <= 1
         assert here.tier.verify() == []
 
-    run(act, nodes=2)
-
 
 @pytest.mark.parametrize("extents", [(0,), (0, 0), (0, 5)], ids=["one", "both", "one in the middle"])
 @pytest.mark.parametrize("has_other", [False, True], ids=["alone", "another node"])
-def test_connections_that_end_before_an_extent_cost_nothing_where_another_node_has_the_chunks(
+async def test_connections_that_end_before_an_extent_cost_nothing_where_another_node_has_the_chunks(
     extents: tuple[int, ...], has_other: bool
 ) -> None:
     """And the pull ends in any case, so that the next load asks anew."""
     keys = [key_of(28, number) for number in range(12)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(2) as (here, fleet):
         cut, other = fleet
         relay = CuttingRelay(cut.offers.stream, *extents)
         cut.offers.stream = relay.address
@@ -475,13 +394,10 @@ def test_connections_that_end_before_an_extent_cost_nothing_where_another_node_h
         assert await load_first(here, keys) == (12, 12, 12)
         relay.close()
 
-    run(act, nodes=2)
 
-
-def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
+async def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
     columns = [[key_of(24, rank, number) for number in range(20)] for rank in range(4)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1) as (here, fleet):
         (there,) = fleet
         mine = there.pool.session
         for session, keys in zip(sessions_of_ranks(there, 4), columns, strict=True):
@@ -499,13 +415,10 @@ def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
         for rank in range(4):
             there.pool.pool.drop_connection(ConnectionId(20 + rank))
 
-    run(act, nodes=1)
 
-
-def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
+async def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
     chains = [[key_of(26, number)] for number in range(600)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
+    async with fleet_of(1, dram_chunks=700) as (here, fleet):
         (there,) = fleet
         for keys in chains:
             await save(here, there, keys)
@@ -519,5 +432,3 @@ def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
         assert here.tier.nodes.of(there.name).failures == 0
         for one in leased:
             here.pool.pool.leases.release(here.pool.session, one.lease)
-
-    run(act, nodes=1, dram_chunks=700)

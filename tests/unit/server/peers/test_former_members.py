@@ -6,13 +6,7 @@ from typing import cast
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.former_members import FORMER_MAX, FORMER_S, FormerMembers
-
-
-class _Clock:
-    now_s = 0.0
-
-    def now_ns(self) -> int:
-        return int(self.now_s * 1e9)
+from tests.rigs.blocks.clock import HandClock
 
 
 def link_of(number: int) -> PeerLink:
@@ -20,18 +14,18 @@ def link_of(number: int) -> PeerLink:
 
 
 def test_those_that_left_are_shown_for_a_while() -> None:
-    clock = _Clock()
+    clock = HandClock()
     former, first, second = FormerMembers(clock), link_of(1), link_of(2)
     former.note_left(first)
-    clock.now_s = FORMER_S - 1
+    clock.advance(FORMER_S - 1)
     former.note_left(second)
     assert former.links() == [first, second]
-    clock.now_s = FORMER_S + 1
+    clock.advance(2)
     assert former.links() == [second]
 
 
 def test_one_that_is_a_member_again_is_none_of_them() -> None:
-    former = FormerMembers(_Clock())
+    former = FormerMembers(HandClock())
     former.note_left(link_of(1))
     former.note_joined("node-1")
     former.note_joined("node-2")
@@ -39,7 +33,7 @@ def test_one_that_is_a_member_again_is_none_of_them() -> None:
 
 
 def test_the_latest_ones_are_kept() -> None:
-    former, links = FormerMembers(_Clock()), [link_of(number) for number in range(FORMER_MAX + 3)]
+    former, links = FormerMembers(HandClock()), [link_of(number) for number in range(FORMER_MAX + 3)]
     for link in links:
         former.note_left(link)
     assert former.links() == links[3:]

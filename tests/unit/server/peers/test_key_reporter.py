@@ -16,10 +16,7 @@ from kvpool.peers.control import wire
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers import key_reporter, save_notes
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.types import Level, ReportState
-from tests.rigs.events.engine_chunks import drops, has
 from tests.rigs.events.journal_rig import Rig, key
-from tests.rigs.flushing import flush_whole
 from tests.rigs.nodes.peers import until
 
 pytestmark = pytest.mark.asyncio
@@ -67,48 +64,6 @@ async def desks() -> AsyncIterator[list[Desk]]:
 
 def keys_in(packed: bytes) -> set[bytes]:
     return set(KeyColumn(packed))
-
-
-async def test_changes_are_the_net_of_events_and_only_the_last_tier_counts(desks: list[Desk]) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    rig.store([1, 2])
-    found = await desk.answer(r.AskChanges(-1, 10_000, 0))
-    assert (keys_in(found.stored), found.removed, found.is_gap) == ({key([1]), key([1, 2])}, b"", False)
-    assert found.last == found.newest
-    rig.demote_all()
-    flush_whole(rig.memory, rig.tick())
-    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
-    assert (keys_in(found.stored), found.removed) == ({key([1]), key([1, 2])}, b"")  # the files have them
-    flush_whole(rig.files, rig.tick())
-    rig.store([1])
-    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
-    assert (keys_in(found.stored), keys_in(found.removed)) == ({key([1])}, {key([1, 2])})
-    everything = await desk.answer(r.AskChanges(-1, 0, 0))
-    assert (everything.stored, everything.removed) == (found.stored, found.removed)
-
-
-async def test_chunks_in_engines_own_memory_are_reported_to_no_other_node(desks: list[Desk]) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    desk.ask(r.AskChanges(first.last, 30_000, 0), 2)
-    assert has(rig, [1, 2]) == [ReportState.TAKEN] * 2
-    found = await desk.answer(r.AskChanges(first.last, 0, 0))
-    assert (found.last, found.stored, found.removed) == (rig.journal.newest, b"", b"")
-    for cursor, following in ((0, 1 << 32), (1 << 32, r.NO_MORE_KEYS)):
-        assert await desk.answer(r.AskKeys(cursor)) == r.Keys(b"", rig.journal.newest, following)
-    await until(lambda: "1 wait" in repr(desk.reporter), "the other one still waits")
-    rig.store([1])
-    await until(lambda: 2 in desk.answers, "a chunk of a tier is news")
-    (news,) = desk.answers.pop(2)
-    assert (keys_in(news.stored), news.removed, news.last) == ({key([1])}, b"", rig.journal.newest)
-    flush_whole(rig.memory, rig.tick())
-    found = await desk.answer(r.AskChanges(news.last, 10_000, 0))
-    assert (found.stored, keys_in(found.removed)) == (b"", {key([1])})  # an engine has it, who cannot give it
-    drops(rig, [[1, 2], [1]])
-    everything = await desk.answer(r.AskChanges(-1, 0, 0))
-    assert (everything.stored, keys_in(everything.removed)) == (b"", {key([1])})
 
 
 async def test_copies_in_a_device_are_no_news_for_other_nodes(desks: list[Desk]) -> None:
@@ -232,31 +187,6 @@ async def test_an_answer_is_bounded_and_the_next_goes_on(desks: list[Desk], monk
     assert known == set(rig.truth())
 
 
-async def test_pages_have_the_keys_of_all_tiers_and_nothing_else(
-    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_reporter, "PAGE_KEYS", 3)
-    rig = Rig()
-    rig.store([1, 2, 3, 4])
-    rig.demote_all()
-    flush_whole(rig.memory, rig.tick())
-    rig.store([0, 1])  # with adapters, salts and token ids, as in `SCOPES`
-    rig.store([2, 1])
-    desks.append(desk := Desk(rig))
-    cursor, known, pages = 0, [], 0
-    while cursor != r.NO_MORE_KEYS:
-        page = await desk.answer(r.AskKeys(cursor))
-        wire.check_follow(r.AskKeys(cursor), page)
-        assert len(KeyColumn(page.keys)) <= 3
-        known += list(KeyColumn(page.keys))
-        cursor, pages = page.cursor, pages + 1
-    assert set(known) == set(rig.truth())
-    assert (len(known), pages) == (8, 4)
-    assert rig.headers.questions == 0, "no token ids are read"
-    last_page = await desk.answer(r.AskKeys((len(Level) + 1) << 32))
-    assert (last_page.keys, last_page.cursor) == (b"", r.NO_MORE_KEYS)
-
-
 async def test_a_page_is_asked_for_again_while_the_log_is_behind(
     desks: list[Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,46 +222,6 @@ async def test_saves_under_way_are_reported_and_those_given_up_are_removed(desks
     assert (keys_in(lost.stored), keys_in(lost.removed)) == ({key([1])}, {key([1, 2]), key([1, 2, 3])})
     newcomer = await desk.answer(r.AskChanges(lost.last, 1, 0), 4)
     assert (newcomer.stored, newcomer.removed) == (b"", b"")  # it knew of none of them
-
-
-async def test_a_chunk_that_is_dropped_before_the_end_of_its_save_is_removed_with_the_end(desks: list[Desk]) -> None:
-    """As where a long save is committed part by part, and the chunk that it follows fails to land in between."""
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    save = KeyColumn(key([1]) + key([1, 2]))
-    desk.reporter.note_save(save)
-    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
-    rig.store([1])
-    flush_whole(rig.memory, rig.tick())
-    under_way = await desk.answer(r.AskChanges(known.last, 30_000, known.saves))
-    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
-    desk.ask(r.AskChanges(under_way.last, 30_000, under_way.saves))
-    await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
-    desk.reporter.end_save(save, 2)
-    await until(lambda: 1 in desk.answers, "it is answered")
-    (found,) = desk.answers.pop(1)
-    assert (found.stored, keys_in(found.removed)) == (b"", set(save))
-
-
-async def test_an_event_counts_more_than_a_save_that_was_given_up_and_less_than_one_under_way(
-    desks: list[Desk],
-) -> None:
-    rig = Rig()
-    desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0, 0))
-    save = KeyColumn(key([1]))
-    desk.reporter.note_save(save)
-    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
-    desk.reporter.end_save(save, 0)
-    rig.store([1])
-    found = await desk.answer(r.AskChanges(first.last, 30_000, known.saves))
-    assert (keys_in(found.stored), found.removed) == ({key([1])}, b"")
-    flush_whole(rig.memory, rig.tick())
-    desk.reporter.note_save(save)
-    under_way = await desk.answer(r.AskChanges(found.last, 30_000, found.saves))
-    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
-    assert under_way.last > found.last
 
 
 async def test_notes_of_saves_that_were_dropped_are_a_gap(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:

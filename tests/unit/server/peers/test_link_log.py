@@ -8,21 +8,13 @@ from typing import cast
 
 import pytest
 
-from kvpool.clock import NS_PER_S
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import WRONG_KEYS, PeerLink
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.link_log import LINES_AT_ONCE, LinkLog, stream_problems
 from kvpool.tiers.peer.node_records import NodeRecords
 from tests.e2e.remote.test_fleet_faults import rows_of_page
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def now_ns(self) -> int:
-        return self.ns
+from tests.rigs.blocks.clock import HandClock
 
 
 class Link(PeerLink):
@@ -74,11 +66,11 @@ class Loop:
 def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_latest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, link, loop = Clock(), Link(), Loop()
+    clock, link, loop = HandClock(), Link(), Loop()
     links = LinkLog(clock, cast(asyncio.AbstractEventLoop, loop))
     with caplog.at_level(logging.INFO, "kvpool.server.peers"):
         for change in range(101):
-            clock.ns += NS_PER_S // 100
+            clock.advance(0.01)
             link.life = None if change % 2 else PeerLife("gpu-1", bytes(16), "", is_new=False)
             link.fault = "the connection ended" if change % 2 else ""
             links.note_link(link)
@@ -93,7 +85,7 @@ def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_l
 
 
 def test_a_stream_port_that_nothing_passes_names_its_address() -> None:
-    records = NodeRecords(Clock(), random.Random(1))
+    records = NodeRecords(HandClock(), random.Random(1))
     records.of("well")
     records.of("gpu-2").unreachable = "tcp://192.0.2.12:9471"
     (problem,) = stream_problems(records.all())

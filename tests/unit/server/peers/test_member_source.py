@@ -25,12 +25,7 @@ def config_of(members: str) -> PeerConfig:
 def made(members: str) -> Members:
     assert source_faults(config_of(members)) == []
     return make_members(
-        config_of(members),
-        OWN,
-        lambda _: None,
-        book=BookSettings(),
-        clock=MonotonicClock(),
-        random=random.Random(1),
+        config_of(members), OWN, lambda _: None, book=BookSettings(), clock=MonotonicClock(), random=random.Random(1)
     )
 
 

@@ -36,8 +36,7 @@ def link_of(
 
 def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
     return cast(
-        Followers,
-        SimpleNamespace(is_current=lambda _: is_current, fault_of=lambda _: fault, known_of=lambda _: 7),
+        Followers, SimpleNamespace(is_current=lambda _: is_current, fault_of=lambda _: fault, known_of=lambda _: 7)
     )
 
 
@@ -159,8 +158,3 @@ def test_pages_fit_frames_and_have_every_member_once() -> None:
     assert len(peer_rows([_Many()])) == 2 * ROWS_MAX + 5, "without those that have left"
     with pytest.raises(InvalidArgument, match="first is -1"):
         verbs.list_peers(pm.AskPeers(-1))
-
-
-def test_a_node_without_peers_lists_none() -> None:
-    expected: dict[str, Any] = {"here": None, "problems": [], "peers": [], "members": 0}
-    assert PeerVerbs([]).list_peers(pm.AskPeers(0)).values == expected

@@ -239,6 +239,15 @@ async def test_a_model_is_in_use_by_other_nodes_only_while_they_pull_it() -> Non
         here.pool.assert_sound()
 
 
+def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
+    allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
+    assert allowance.chunks(one, CHUNK) == 1
+    allowance.take_bytes(one, CHUNK)
+    assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
+    allowance.give_back(one, CHUNK)
+    assert allowance.chunks(other, CHUNK) == 1
+
+
 def test_one_node_has_a_part_of_the_reads_for_others() -> None:
     one, other = ConnectionId(1), ConnectionId(2)
     allowance = PeerAllowance(16 * CHUNK)

@@ -1,13 +1,10 @@
-"""Tests of two pools over real sockets: what one has stored is a hit on the other, and whatever fails is a miss."""
+"""Two pools over real sockets: what one has stored is a hit on the other, and whatever fails is a miss."""
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
@@ -16,53 +13,20 @@ from kvpool.server.peers.offers import OFFERS_MAX
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
 from kvpool.types import ConnectionId
-from tests.rigs.nodes.fleet import Node, peer_config
+from tests.rigs.nodes.fleet import peer_config, two_nodes
 from tests.rigs.nodes.stream_relay import StreamRelay
-from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of
+from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of
 
+pytestmark = pytest.mark.asyncio
 KEYS = [key_of(7, number) for number in range(20)]
-
-
-def run(
-    act: Callable[[Node, Node], Awaitable[None]],
-    *,
-    has_disk: bool = False,
-    sends_encrypted: bool = False,
-    wants_encrypted: bool = False,
-    offers: PeerConfig | None = None,
-) -> None:
-    async def live() -> None:
-        here = Node("here", 48, pulls=peer_config(answer_timeout=5.0, stall_timeout=5.0, encrypt=wants_encrypted))
-        there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
-        await there.start(offers or peer_config(encrypt=sends_encrypted))
-        await here.start()
-        await here.join(there)
-        await act(here, there)
-        await here.stop()
-        await there.stop()
-
-    asyncio.run(live())
-
-
-def test_what_another_node_has_is_a_hit() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
-        stats = here.pool.pool.measure({}).tiers["peer"]
-        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
-        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
-        assert there.pool.pool.measure({}).index["leases"] == 0
-
-    run(act)
 
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
 @pytest.mark.parametrize(("at_once", "parts"), [(6, 4), (1, 20)])
-def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
+async def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
     at_once: int, parts: int, has_disk: bool
 ) -> None:
-    async def act(here: Node, there: Node) -> None:
+    async with two_nodes(offers=peer_config(offered=at_once * CHUNK), has_disk=has_disk) as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         if has_disk:
             assert await there.pool.demote() == 0
@@ -75,12 +39,10 @@ def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
 
-    run(act, offers=peer_config(offered=at_once * CHUNK), has_disk=has_disk)
-
 
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
-def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -> None:
+    async with two_nodes(offers=peer_config(offered=4 * CHUNK), has_disk=has_disk) as (here, there):
         chains = [[key_of(30 + chain, number) for number in range(9)] for chain in range(4)]
         for keys in chains:
             assert await there.pool.save(keys) == len(keys)
@@ -100,11 +62,9 @@ def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -
         for keys in chains:
             assert await here.pool.load(keys) == len(keys)
 
-    run(act, offers=peer_config(offered=4 * CHUNK), has_disk=has_disk)
 
-
-def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_nodes(offers=peer_config(offered=6 * CHUNK)) as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         driver = here.tier._driver
@@ -122,11 +82,9 @@ def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeyp
         monkeypatch.undo()
         assert await here.pool.load(KEYS) == len(KEYS), "nothing is held against it"
 
-    run(act, offers=peer_config(offered=6 * CHUNK))
 
-
-def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS[:15]) == 15
         assert await here.pool.load(KEYS, owner="nobody") == 0
         assert await here.pool.load(KEYS, owner="here") == 0
@@ -141,11 +99,9 @@ def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None
         assert await here.pool.load(KEYS, owner="there") == 15, "the rest is a miss at once"
         assert record.pulls == 1
 
-    run(act)
 
-
-def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
+    async with two_nodes() as (here, there):
         for _ in range(20):
             assert await here.pool.load(KEYS, owner="there") == 0
         assert there.server.counts["pulls"] == 1
@@ -154,11 +110,9 @@ def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
 
-    run(act)
 
-
-def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         session, pool = here.pool.pool.open_session(ConnectionId(9), "model", LAYOUT), here.pool.pool
         for number in range(200):
@@ -174,23 +128,9 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
         await here.pool.until_moved(lambda: pool._tiering.holds == 0)
         pool.drop_connection(session.connection)
 
-    run(act)
 
-
-def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        assert await there.pool.demote() == 0
-        await there.pool.flush("dram")
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.pool.pool.measure({}).tiers["memory"]["memory.promoted_chunks"] == len(KEYS)
-
-    run(act, has_disk=True)
-
-
-def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         relay = StreamRelay(there.offers.stream)
@@ -199,8 +139,6 @@ def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
         assert relay.forged > 0
         assert here.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] == 0
         relay.close()
-
-    run(act)
 
 
 class WatchedAllowance(PeerAllowance):
@@ -213,10 +151,9 @@ class WatchedAllowance(PeerAllowance):
         self.most = max(self.most, self.taken)
 
 
-def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> None:
+async def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> None:
     allowance = WatchedAllowance(4 * CHUNK)
-
-    async def act(here: Node, there: Node) -> None:
+    async with two_nodes(has_disk=True) as (here, there):
         there.pool.pool._tiering.lower[0].promotions.for_peers = allowance
         assert await there.pool.save(KEYS) == len(KEYS)
         assert await there.pool.demote() == 0
@@ -229,20 +166,9 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
         assert allowance.most == 3 * CHUNK
         assert allowance.taken == 0
 
-    run(act, has_disk=True)
 
-
-def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
-    allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
-    assert allowance.chunks(one, CHUNK) == 1
-    allowance.take_bytes(one, CHUNK)
-    assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
-    allowance.give_back(one, CHUNK)
-    assert allowance.chunks(other, CHUNK) == 1
-
-
-def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
+    async with two_nodes() as (here, there):
         limit = OFFERS_MAX // 4
         assert await there.pool.save(KEYS[:1]) == 1
         link = here.links[there.name]
@@ -255,23 +181,9 @@ def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] < limit)
         assert (await link.request(pull_of_first(link), 5.0)).chunks == 1
 
-    run(act)
 
-
-@pytest.mark.parametrize("wants_encrypted", [True, False], ids=["both encrypt", "the owner does"])
-def test_encrypted_chunks_are_hits(wants_encrypted: bool) -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        assert there.offers.stream.startswith("tls://")
-        assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.offers.stats()["strangers_unencrypted"] == 0
-
-    run(act, sends_encrypted=True, wants_encrypted=wants_encrypted)
-
-
-def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
+    async with two_nodes(wants_encrypted=True) as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
@@ -281,40 +193,14 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.offers.stats()["sent_bytes"] == 0
 
-    run(act, wants_encrypted=True)
-
-
-def test_a_plain_pull_is_refused_by_a_node_that_encrypts() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        there.offers.stream = there.offers.stream.replace("tls", "tcp")
-        assert await here.pool.load(KEYS) == 0
-        await there.pool.until_moved(lambda: there.offers.stats()["strangers_unencrypted"] > 0)
-        assert there.offers.stats()["sent_bytes"] == 0
-
-    run(act, sends_encrypted=True)
-
 
 def pull_of_first(link: PeerLink) -> r.Pull:
     """A pull of one chunk, of which nothing will be received."""
     return r.Pull(link.next_pull(), "model", list(LAYOUT.to_wire()), b"", 0, KEYS[0], 60_000)
 
 
-def test_nodes_that_ask_each_other_for_what_nobody_has_do_not_wait_for_each_other() -> None:
-    async def act(here: Node, there: Node) -> None:
-        await there.join(here)
-        here.believe(there, KEYS)
-        there.believe(here, KEYS)
-        begun_ns = here._clock.now_ns()
-        assert sum(await asyncio.gather(here.pool.load(KEYS), there.pool.load(KEYS))) == 0
-        assert here._clock.now_ns() - begun_ns < 2e9, "a pull may take five seconds"
-
-    run(act)
-
-
-def test_only_what_is_missing_is_sent() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_only_what_is_missing_is_sent() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         assert await here.pool.save(KEYS[:13]) == 13
         here.believe(there, KEYS)
@@ -322,11 +208,9 @@ def test_only_what_is_missing_is_sent() -> None:
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.offers.stats()["sent_bytes"] // CHUNK == len(KEYS) - 13
 
-    run(act)
 
-
-def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_for_a_while() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_for_a_while() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS[:6]) == 6
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 6
@@ -338,36 +222,9 @@ def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_fo
         assert await here.pool.load(KEYS) == 6
         assert there.server.counts["pulls"] == asked + 1
 
-    run(act)
 
-
-def test_what_was_saved_while_the_node_declined_it_is_a_hit_though_no_event_follows() -> None:
-    """The event of the save comes before the answer of a request from before it."""
-
-    async def act(here: Node, there: Node) -> None:
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == 0
-        assert await there.pool.save(KEYS) == len(KEYS)
-        assert await here.pool.load(KEYS) == 0, "it is not asked again for a while"
-        here.clock.pass_s(3.1)
-        assert await here.pool.load(KEYS) == len(KEYS)
-
-    run(act)
-
-
-def test_an_announcement_after_a_decline_is_believed_at_once() -> None:
-    async def act(here: Node, there: Node) -> None:
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == 0
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        assert await here.pool.load(KEYS) == len(KEYS)
-
-    run(act)
-
-
-def test_what_is_declined_to_another_layout_or_model_is_still_a_hit_for_the_right_one() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_what_is_declined_to_another_layout_or_model_is_still_a_hit_for_the_right_one() -> None:
+    async with two_nodes() as (here, there):
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         right = here.pool.session
@@ -384,11 +241,9 @@ def test_what_is_declined_to_another_layout_or_model_is_still_a_hit_for_the_righ
         here.pool.session = right
         assert await here.pool.load(KEYS) == len(KEYS)
 
-    run(act)
 
-
-def test_a_model_that_the_owner_does_not_know_is_a_miss_and_is_not_made_there() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_model_that_the_owner_does_not_know_is_a_miss_and_is_not_made_there() -> None:
+    async with two_nodes() as (here, there):
         here.believe(there, KEYS)
         here.pool.session = here.pool.pool.open_session(ConnectionId(9), "other", LAYOUT)
         known = len(there.pool.pool.namespaces)
@@ -396,40 +251,21 @@ def test_a_model_that_the_owner_does_not_know_is_a_miss_and_is_not_made_there() 
         assert len(there.pool.pool.namespaces) == known
         assert there.offers.stats()["pulls_empty"] == 1
 
-    run(act)
 
-
-def test_nodes_that_believe_one_another_do_not_ask_in_a_circle() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_nodes_that_believe_one_another_do_not_ask_in_a_circle() -> None:
+    async with two_nodes() as (here, there):
         await there.join(here)
         here.believe(there, KEYS)
         there.believe(here, KEYS)
         assert await here.pool.load(KEYS) == 0
         assert here.offers.stats()["pulls_empty"] + here.offers.stats()["pulls_served"] == 0
 
-    run(act)
 
-
-def test_an_owner_that_ends_in_the_middle_is_a_miss_of_the_rest() -> None:
-    async def act(here: Node, there: Node) -> None:
-        assert await there.pool.save(KEYS) == len(KEYS)
-        here.believe(there, KEYS)
-        loading = asyncio.ensure_future(here.pool.load(KEYS))
-        await there.pool.until_moved(lambda: there.offers.stats()["offers"] > 0 or loading.done())
-        there.server.close()
-        assert await there.offers.close()
-        assert 0 <= await loading <= len(KEYS)
-        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
-        here.pool.assert_sound()
-
-    run(act)
-
-
-def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None:
+async def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None:
     chance = random.Random(seed)
     chains = [[key_of(chain, number) for number in range(1 + chain % 11)] for chain in range(12)]
+    async with two_nodes(has_disk=True) as (here, there):
 
-    async def act(here: Node, there: Node) -> None:
         def pulled() -> int:
             counted = (node.pool.pool.measure({}).tiers["peer"]["peer.pulled_chunks"] for node in (here, there))
             return sum(int(chunks) for chunks in counted)
@@ -453,11 +289,9 @@ def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None
         await here.pool.until_moved(lambda: sum(node.pool.pool._tiering.holds for node in (here, there)) == 0)
         assert pulled() > 0, "nothing was pulled"
 
-    run(act, has_disk=True)
 
-
-def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None:
-    async def act(here: Node, there: Node) -> None:
+async def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None:
+    async with two_nodes() as (here, there):
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
         record = here.tier.nodes.find("there")
@@ -470,5 +304,3 @@ def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None
         assert here.tier.is_silent(there.name)
         here.tier.note_life(there.name, bytes(16))
         assert not here.tier.is_silent(there.name)
-
-    run(act)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvpool.config.config import load_config
 from kvpool_tools.sim.cells import Cell, run_cell
 from kvpool_tools.sim.node import POLICIES
-from kvpool_tools.sim.workload import Prompt, Workload, make_workload
+from kvpool_tools.sim.workload import Prompt, make_workload
 from studies.fleet.routers import ROUTERS
 from tests.rigs.clusters import cluster_cell, run
 from tests.rigs.simulations import random_prompts, workload_of
@@ -67,46 +67,6 @@ def test_each_block_is_counted_once_and_every_run_is_the_same(
     assert first == again
 
 
-def test_without_peers_and_store_the_nodes_are_alone() -> None:
-    prompts = random_prompts(3, 90)
-    workload = workload_of(prompts)
-    together = run(workload, cluster_cell(3, 20, 30, has_peers=False, seed=0))
-    alone = [run_cell(_every_third(workload, node), Cell("lru", 20, 30), load_config()) for node in range(3)]
-    assert together.hits_dram == sum(outcome.hits_dram for outcome in alone)
-    assert together.hits_ssd == sum(outcome.hits_ssd for outcome in alone)
-    assert together.ssd_blocks_written == sum(outcome.ssd_blocks_written for outcome in alone)
-    assert together.saved_s > 0
-
-
-def _every_third(workload: Workload, node: int) -> Workload:
-    """The requests of one of three nodes, with the same keys."""
-    chains = list(workload.chains())
-    at_s = [at_ns / 1e9 for at_ns in workload.at_ns.tolist()]
-    mine = make_workload(Prompt(at_s[request], chains[request]) for request in range(node, len(chains), 3))
-    order = list(dict.fromkeys(block for request in range(node, len(chains), 3) for block in chains[request]))
-
-    class SameKeys(Workload):
-        def keys(self):  # type: ignore[no-untyped-def]
-            return workload.keys()[order]
-
-    return SameKeys(mine.at_ns, mine.first, mine.blocks, mine.storable, mine.unique, mine.session)
-
-
-def test_a_block_of_a_peer_is_pulled_once_and_then_local() -> None:
-    outcome = run(workload_of([CHAIN] * 4), cluster_cell(2, 10))
-    assert (outcome.missed, outcome.hits_peer, outcome.hits_dram) == (4, 4, 8)
-    assert (outcome.pulls, outcome.index_entries) == (1, 4)
-    moving_s = 4 * (1 << 20) / 10e9
-    assert outcome.saved_s == pytest.approx(12 * 0.025 - moving_s - 1e-3)
-    assert outcome.busiest_share == pytest.approx(moving_s / 3)
-
-
-def test_events_that_are_late_find_nothing() -> None:
-    workload = workload_of([CHAIN] * 4)
-    assert run(workload, cluster_cell(2, 10, event_delay_s=1.0)).hits_peer == 4
-    assert run(workload, cluster_cell(2, 10, event_delay_s=1.001)).hits_peer == 0
-
-
 def test_a_peer_that_has_evicted_its_blocks_is_a_miss_and_not_asked_again() -> None:
     # The first node stores the chain and evicts it; the event of that is late.
     workload = workload_of([CHAIN, ["x"], ["1", "2", "3", "4"], CHAIN])
@@ -123,15 +83,6 @@ def test_what_moves_slower_than_it_is_computed_is_not_moved() -> None:
     assert run(workload, cluster_cell(2, 10, network_latency_s=0.2)).hits_peer == 0
 
 
-def test_a_link_moves_one_thing_after_another() -> None:
-    # Two requests at one moment pull from the first node, over a link that takes 20 ms for a block of 25.
-    ids = [[1], [1], [1]]
-    workload = make_workload(Prompt(at_s, chain) for at_s, chain in zip((0.0, 1.0, 1.0), ids, strict=True))
-    rate = (1 << 20) / 0.020
-    first = run(workload, cluster_cell(3, 10, network_bytes_per_s=rate, event_delay_s=0.5))
-    assert (first.hits_peer, first.blocks_slow) == (1, 1), "the second would wait for the first"
-
-
 def test_a_peer_reads_its_disk_for_the_pull() -> None:
     # The first node's chain goes to its disk; the second node pulls it from there.
     workload = workload_of([CHAIN, ["x"], ["1", "2", "3", "4"], CHAIN])
@@ -141,38 +92,7 @@ def test_a_peer_reads_its_disk_for_the_pull() -> None:
     assert outcome.saved_s == pytest.approx(4 * 0.025 - size / 10e9 - 1e-3 - size / 6e9 - 1e-4)
 
 
-def test_a_store_has_what_no_node_has_any_more() -> None:
-    prompts = [CHAIN, ["x"], ["1", "2", "3", "4"], CHAIN]
-    kept = run(workload_of(prompts), cluster_cell(2, 4, store_blocks=100, has_peers=False))
-    assert (kept.hits_store, kept.blocks_to_store) == (4, 9)
-    again = run(workload_of(prompts), cluster_cell(2, 4, store_blocks=100, has_peers=False, published="used-again"))
-    assert (again.hits_store, again.blocks_to_store) == (0, 0)
-    small = run(workload_of(prompts), cluster_cell(2, 4, store_blocks=5, has_peers=False))
-    assert small.hits_store == 0, "four newer ones, and one of the chain's"
-
-
 def test_partial_blocks_are_missed_everywhere() -> None:
     workload = make_workload(Prompt(second, (1, 2, 10 + second), has_tail=True) for second in range(4))
     outcome = run(workload, cluster_cell(2, 10, store_blocks=10))
     assert (outcome.hits, outcome.missed) == (6, 6)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_router_that_knows_never_hits_less_locally_than_one_that_does_not(seed: int) -> None:
-    # Four conversations in turns, for three nodes.
-    turns = [[f"{talk}.{depth}" for depth in range(2 * turn)] for turn in range(1, 8) for talk in range(4)]
-    workload = workload_of(turns)
-    local = {
-        router: run(workload, cluster_cell(3, 60, router=router, seed=seed, has_peers=False)).hits_dram
-        for router in ROUTERS
-    }
-    assert local["kv-aware"] >= local["session-affine"] >= local["round-robin"]
-    assert local["kv-aware"] > local["round-robin"]
-
-
-def test_peers_make_up_for_a_router_that_knows_nothing() -> None:
-    workload = workload_of(random_prompts(5, 300, window=40))
-    alone = run(workload, cluster_cell(4, 1000, has_peers=False))
-    together = run(workload, cluster_cell(4, 1000))
-    everything = run_cell(workload, Cell("lru", 4000, 0), load_config())
-    assert alone.hits < together.hits == everything.hits_dram

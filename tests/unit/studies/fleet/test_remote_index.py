@@ -44,28 +44,6 @@ def test_a_full_table_forgets_what_came_first() -> None:
     assert index.find([1, 2]).nodes == {1}
 
 
-def test_a_run_is_one_nodes() -> None:
-    index = RemoteIndex(None, 0)
-    index.publish(0, _come(1, 2), 0)
-    index.publish(1, _come(1, 2, 3), 0)
-    index.publish(2, _come(3, 4), 0)
-    index.advance(0)
-    assert (index.find([1, 2, 3, 4]).blocks, index.find([1, 2, 3, 4]).nodes) == (3, {1})
-    assert (index.find([1, 2, 3, 4], asker=1).blocks, index.find([1, 2, 3, 4], asker=1).nodes) == (2, {0})
-    assert (index.find([3, 4]).blocks, index.find([3, 4]).nodes) == (2, {2})
-    assert index.find([9]).blocks == index.find([]).blocks == 0
-
-
-def test_what_was_found_missing_is_forgotten_for_that_node() -> None:
-    index = RemoteIndex(None, 0)
-    index.publish(0, _come(1, 2), 0)
-    index.publish(1, _come(1, 2), 0)
-    index.advance(0)
-    index.forget([2, 7], 0)
-    assert index.find([1, 2]).nodes == {1}
-    assert index.verify() == []
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 12))
 def test_the_table_is_the_sum_of_the_changes(changes: list[tuple[int, int, bool]], room: int) -> None:

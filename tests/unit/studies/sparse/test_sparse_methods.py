@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from studies.sparse.exact import Exact, Recall, Samples, blocks_for, merged, split_tokens
-from studies.sparse.measures import added, head_spreads, measure, rule_rows
+from studies.sparse.exact import Exact, Recall, Samples, blocks_for, split_tokens
+from studies.sparse.measures import head_spreads, measure, rule_rows
 from studies.sparse.methods import METHODS, OracleMethod, clusters_method, make_method
 from studies.sparse.synthetic_keys import SyntheticOptions, synthetic_samples
 
@@ -18,14 +18,6 @@ def _samples(**options: object) -> Samples:
 @pytest.fixture(scope="module")
 def exact() -> Exact:
     return Exact(_samples(), split_tokens(TOKENS))
-
-
-def test_samples_are_the_same_for_a_seed() -> None:
-    options = SyntheticOptions(seed=5, tokens=2048, queries=4, constants=150.0)
-    first, again = synthetic_samples(options), synthetic_samples(options)
-    assert np.array_equal(first.keys, again.keys)
-    assert np.array_equal(first.queries, again.queries)
-    assert not np.array_equal(first.keys, synthetic_samples(SyntheticOptions(seed=6, tokens=2048, queries=4)).keys)
 
 
 def test_needles_are_asked_once_and_lie_in_the_middle(exact: Exact) -> None:
@@ -51,16 +43,6 @@ def test_the_best_choice_keeps_as_much_as_any(exact: Exact) -> None:
         for budget, loss in measure(exact, method).items():
             assert loss.mass <= best[budget].mass + 1e-3, name
             assert loss.mass_best == pytest.approx(best[budget].mass_best)
-
-
-def test_clusters_lose_less_than_the_mean_key(exact: Exact) -> None:
-    losses = {}
-    for name in ("mean", "clusters7"):
-        method = make_method(name)
-        method.summarise(*exact.samples.middle(exact.split))
-        losses[name] = measure(exact, method, [0.05])[0.05].columns()
-    assert losses["clusters7"]["error"] <= 0.6 * losses["mean"]["error"]  # type: ignore[operator]
-    assert losses["clusters7"]["needle_recall"] >= 0.9  # type: ignore[operator]
 
 
 def test_the_native_way_is_that_of_the_reference(exact: Exact) -> None:
@@ -96,10 +78,6 @@ def test_no_budget_recalls_none_and_a_whole_one_all(exact: Exact, name: str) -> 
     assert np.allclose(exact.sparse(everything), exact.outputs, atol=1e-4)
 
 
-def test_a_budget_is_rounded_up_to_blocks() -> None:
-    assert [blocks_for(share, 56) for share in (0.0, 0.01, 0.05, 0.25, 1.0)] == [0, 1, 3, 14, 56]
-
-
 def test_the_tail_of_a_query_of_zeros_counts_tokens_and_means_their_values(exact: Exact) -> None:
     keys, values = exact.samples.middle(exact.split)
     method = clusters_method(is_quantised=False)
@@ -110,19 +88,6 @@ def test_the_tail_of_a_query_of_zeros_counts_tokens_and_means_their_values(exact
     assert np.allclose(recall.tail[0], np.log(left * keys.shape[2]), atol=1e-4)
     others = np.delete(values[1], recall.blocks[0, 1], axis=0).reshape(-1, values.shape[-1])
     assert np.allclose(recall.tail[1][0, -1], others.mean(axis=0), atol=1e-3)
-
-
-def test_a_part_without_tokens_adds_nothing() -> None:
-    logits = np.array([[0.0, -np.inf]], np.float32)
-    values = np.array([[[2.0, 4.0], [7.0, 7.0]]], np.float32)
-    assert merged(logits, values).tolist() == [[2.0, 4.0]]
-
-
-def test_losses_of_two_sets_add_up(exact: Exact) -> None:
-    loss = measure(exact, OracleMethod(exact))
-    twice = added([loss, loss])
-    assert twice[0.05].count == 2 * loss[0.05].count
-    assert twice[0.05].columns() == loss[0.05].columns()
 
 
 def test_the_rule_finds_heads_that_follow_the_phase_of_a_constant() -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -10,51 +9,9 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from kvpool.errors import InvalidArgument  # noqa: E402
 from studies.sparse import task_accuracy, training  # noqa: E402
 from studies.sparse.local_model import local_model, local_samples  # noqa: E402
-from studies.sparse.tasks import make_stream  # noqa: E402
 from studies.sparse.tiny_model import Shape, TinyModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-def _loss(model: TinyModel) -> float:
-    stream = make_stream(np.random.default_rng(9), "keys", 256)
-    tokens = torch.from_numpy(stream.tokens[None])
-    with torch.inference_mode():
-        logits, _ = model(tokens, torch.arange(256)[None])
-        return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
-
-
-def test_a_few_steps_lower_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "STEP_TOKENS", 256)
-    monkeypatch.setattr(training, "WARM_UP_STEPS", 1)
-    monkeypatch.setattr(training, "LENGTHS", (128,))
-    model = TinyModel(Shape(), seed=1)
-    before = _loss(model)
-    steps: list[int] = []
-    training.train(model, 1, lambda total, right: steps.append(total), steps=4, long_steps=0)
-    assert steps == [4] * 4
-    assert _loss(model) < before - 0.05
-
-
-def test_equal_seeds_start_equal() -> None:
-    first, again, other = (TinyModel(Shape(), seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
-
-
-def test_questions_on_kept_keys_are_answered_as_in_one_pass() -> None:
-    model = TinyModel(Shape(), seed=1)
-    read = task_accuracy.read_context(model, 1, "keys", 1024)
-    start, tokens = read.stream.questions_start, torch.from_numpy(read.stream.tokens[None])
-    with torch.inference_mode():
-        whole, _ = model(tokens, torch.arange(1024)[None])
-        parts, _ = model(
-            tokens[:, start:],
-            torch.arange(start, 1024)[None],
-            past=read.kept,
-            before=int(read.stream.tokens[start - 1]),
-        )
-    assert torch.allclose(whole[:, start:], parts, atol=1e-3)
 
 
 def test_all_blocks_answer_as_dense_attention_does() -> None:

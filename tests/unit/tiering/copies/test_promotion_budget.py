@@ -7,21 +7,6 @@ from hypothesis import strategies as st
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED, PromotionBudget
 
 
-def test_the_room_may_be_filled_once() -> None:
-    budget = PromotionBudget(1000, 10**9)
-    assert (budget.affordable(300), budget.affordable(1001)) == (3, 0)
-    budget.spend(900)
-    assert budget.affordable(300) == 0
-    budget.earn(served_bytes=200, missed_bytes=0)
-    assert budget.affordable(300) == 1
-
-
-def test_what_was_served_long_ago_does_not_pay_for_a_flood() -> None:
-    budget = PromotionBudget(1000, 1000)
-    budget.earn(served_bytes=10**12, missed_bytes=10**12)
-    assert budget.affordable(1) == 1000
-
-
 @pytest.mark.parametrize(("below", "tried"), [(1000, 100), (10_000, 10), (500, 100)])
 def test_a_tier_that_serves_nothing_tries_by_its_share_of_the_arena(below: int, tried: int) -> None:
     budget = PromotionBudget(1000, below)

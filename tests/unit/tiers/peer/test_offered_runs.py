@@ -10,14 +10,15 @@ from kvpool.layouts.groups import FULL, STATE, GroupRole
 from kvpool.protocol.records import messages as m
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.tiers.tiered_pool import LAYOUT
-from tests.unit.tiers.peer.test_pulled_runs import DRAM_CHUNKS, KEYS, WINDOWED, Rig, run
+from tests.unit.tiers.peer.test_pulled_runs import DRAM_CHUNKS, KEYS, WINDOWED, window_rig
+
+pytestmark = pytest.mark.asyncio
 
 
 @pytest.mark.parametrize("role", [GroupRole(FULL, 0, 0), GroupRole(STATE, 0, 0)])
-def test_a_peer_gets_no_chunks_of_another_group_than_it_names(role: GroupRole) -> None:
+async def test_a_peer_gets_no_chunks_of_another_group_than_it_names(role: GroupRole) -> None:
     """Chunks that have no parent, asked for as those of a full group, or of another one that is in use here."""
-
-    async def act(rig: Rig) -> None:
+    async with window_rig() as rig:
         other = replace(LAYOUT, group=role)
         await rig.save(rig.there, KEYS)
         in_use = rig.there.pool.pool.open_session(ConnectionId(40), "model", other)
@@ -25,11 +26,9 @@ def test_a_peer_gets_no_chunks_of_another_group_than_it_names(role: GroupRole) -
         assert (await rig.ask(rig.there, KEYS)).chunks == len(KEYS)
         rig.there.pool.pool.drop_connection(in_use.connection)
 
-    run(act)
 
-
-def test_keys_of_a_full_group_that_are_no_chain_are_offered_up_to_the_first() -> None:
-    async def act(rig: Rig) -> None:
+async def test_keys_of_a_full_group_that_are_no_chain_are_offered_up_to_the_first() -> None:
+    async with window_rig() as rig:
         full = replace(LAYOUT, group=GroupRole(FULL, 0, 0))
         pool = rig.there.pool
         windowed, pool.session = pool.session, pool.pool.open_session(ConnectionId(41), "model", full)
@@ -39,13 +38,10 @@ def test_keys_of_a_full_group_that_are_no_chain_are_offered_up_to_the_first() ->
         pool.pool.drop_connection(pool.session.connection)
         pool.session = windowed
 
-    run(act)
 
-
-def test_a_chunk_that_has_a_parent_in_a_windows_namespace_is_not_offered() -> None:
+async def test_a_chunk_that_has_a_parent_in_a_windows_namespace_is_not_offered() -> None:
     """What follows another chunk is no chunk of a run, whoever has stored it."""
-
-    async def act(rig: Rig) -> None:
+    async with window_rig() as rig:
         pool, own = rig.there.pool.pool, rig.there.pool.session.own
         made = pool._directory.reserve(own.id, own.size_class, b"", b"".join(KEYS[:3]), 1)
         assert list(pool._directory.commit(made.id, 0, bytes(4 * own.layout.extents * 3), 1)) == [SaveState.STORED] * 3
@@ -53,11 +49,9 @@ def test_a_chunk_that_has_a_parent_in_a_windows_namespace_is_not_offered() -> No
         assert (await rig.ask(rig.there, KEYS[:3])).chunks == 1
         assert (await rig.ask(rig.there, KEYS[1:3])).chunks == 0
 
-    run(act)
 
-
-def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
-    async def act(rig: Rig) -> None:
+async def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS)
         pool = rig.there.pool.pool
         session = EngineSession(
@@ -69,13 +63,10 @@ def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
         pool.leases.release(session, leased.lease)
         pool._directory.share_among_holders(1.0)
 
-    run(act)
 
-
-def test_an_engine_that_takes_a_windows_chunks_for_a_chain_harms_no_link() -> None:
+async def test_an_engine_that_takes_a_windows_chunks_for_a_chain_harms_no_link() -> None:
     """Chunks without a parent, and such behind one that is here, asked for as a chain: the owner refuses nothing."""
-
-    async def act(rig: Rig) -> None:
+    async with window_rig() as rig:
         pool = rig.here.pool
         await rig.save(rig.there, KEYS[:6])
         await rig.save(rig.here, KEYS[:1])
@@ -86,5 +77,3 @@ def test_an_engine_that_takes_a_windows_chunks_for_a_chain_harms_no_link() -> No
             if leased.lease:
                 pool.pool.leases.release(pool.session, leased.lease)
         assert rig.here.links[rig.there.name].life is not None
-
-    run(act)

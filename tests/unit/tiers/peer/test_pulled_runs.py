@@ -2,18 +2,17 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import kvpool_native
-from kvpool.index.parts import Step
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
-from kvpool.pool.readers.hold_task import HoldTask
-from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import ConnectionId, Level, SaveState
@@ -21,10 +20,10 @@ from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
+pytestmark = pytest.mark.asyncio
 WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
 KEYS = [key_of(5, number) for number in range(20)]
 DRAM_CHUNKS = 400
-Act = Callable[["Rig"], Awaitable[None]]
 
 
 class Rig:
@@ -95,67 +94,46 @@ class Rig:
         return offer
 
 
-def run(act: Act, *, has_disk: bool = False) -> None:
-    async def live() -> None:
-        rig = Rig(has_disk=has_disk)
-        await rig.start()
-        await act(rig)
-        for node in (rig.there, rig.third):
-            await node.pool.until_moved(lambda: node.offers.stats()["offers"] == 0)  # noqa: B023 - awaited at once
-            assert node.pool.pool.measure({}).index["leases"] == 0
-            assert sum(node.server.counts[f"refused.{code}"] for code in r.REFUSAL_CODES) == 0
-        await rig.stop()
+@asynccontextmanager
+async def window_rig(*, has_disk: bool = False) -> AsyncIterator[Rig]:
+    """A rig of which nothing is held and nothing was refused when it ends."""
+    rig = Rig(has_disk=has_disk)
+    await rig.start()
+    yield rig
+    for node in (rig.there, rig.third):
+        await node.pool.until_moved(lambda: node.offers.stats()["offers"] == 0)  # noqa: B023 - awaited at once
+        assert node.pool.pool.measure({}).index["leases"] == 0
+        assert sum(node.server.counts[f"refused.{code}"] for code in r.REFUSAL_CODES) == 0
+    await rig.stop()
 
-    asyncio.run(live())
 
-
-def test_a_run_on_another_node_is_one_pull() -> None:
-    async def act(rig: Rig) -> None:
+async def test_a_run_on_another_node_is_one_pull() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS)
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
         assert rig.pulls(rig.there) == 1
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS)), "all of it is here now"
         assert rig.pulls(rig.there) == 1
 
-    run(act)
 
-
-def test_a_longer_run_is_pulled_in_parts_of_what_one_request_may_name() -> None:
+async def test_a_longer_run_is_pulled_in_parts_of_what_one_request_may_name() -> None:
     keys = [key_of(6, number) for number in range(r.RUN_KEYS_MAX + 3)]
-
-    async def act(rig: Rig) -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, keys)
         assert await rig.load(keys) == (len(keys), len(keys))
         assert rig.pulls(rig.there) == 2
 
-    run(act)
 
-
-def test_what_is_here_is_not_asked_for() -> None:
-    """Neither chunks in memory nor those on disk, wherever they are in the run."""
-
-    async def act(rig: Rig) -> None:
-        await rig.save(rig.here, [KEYS[3], KEYS[11]])
-        await rig.save(rig.there, [key for key in KEYS if key not in (KEYS[3], KEYS[11])])
-        assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
-        assert rig.pulls(rig.there) == 1
-        assert rig.here.tier.nodes.of(rig.there.name).read_bytes == (len(KEYS) - 2) * LAYOUT.chunk_bytes
-
-    run(act)
-
-
-def test_a_run_over_two_nodes_is_a_pull_of_each() -> None:
-    async def act(rig: Rig) -> None:
+async def test_a_run_over_two_nodes_is_a_pull_of_each() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS[:12])
         await rig.save(rig.third, KEYS[9:])
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
         assert (rig.pulls(rig.there), rig.pulls(rig.third)) == (1, 1)
 
-    run(act)
 
-
-def test_an_owner_that_has_half_offers_what_is_before_the_first_gap() -> None:
-    async def act(rig: Rig) -> None:
+async def test_an_owner_that_has_half_offers_what_is_before_the_first_gap() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS[:7])
         await rig.save(rig.there, KEYS[8:])
         rig.here.believe(rig.there, KEYS)
@@ -166,19 +144,15 @@ def test_an_owner_that_has_half_offers_what_is_before_the_first_gap() -> None:
         assert (leased, landed) == (7, 7), "the gap is not asked for again at once"
         assert rig.pulls(rig.there) == 2
 
-    run(act)
 
-
-def test_chunks_on_the_owners_disk_are_promoted_there() -> None:
-    async def act(rig: Rig) -> None:
+async def test_chunks_on_the_owners_disk_are_promoted_there() -> None:
+    async with window_rig(has_disk=True) as rig:
         await rig.save(rig.there, KEYS)
         assert await rig.there.pool.demote() == 0
         await rig.there.pool.flush("dram")
         await rig.save(rig.there, [KEYS[4]])
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
         assert rig.pulls(rig.there) == 1
-
-    run(act, has_disk=True)
 
 
 class Save:
@@ -213,8 +187,8 @@ class NoListener:
         """It has ended."""
 
 
-def test_what_is_just_being_saved_of_a_run_is_offered_behind_what_is_stored() -> None:
-    async def act(rig: Rig) -> None:
+async def test_what_is_just_being_saved_of_a_run_is_offered_behind_what_is_stored() -> None:
+    async with window_rig() as rig:
         there = rig.there.pool
         there.pool.chains.writers.followed.listen(NoListener())
         await rig.save(rig.there, KEYS[:5])
@@ -229,11 +203,9 @@ def test_what_is_just_being_saved_of_a_run_is_offered_behind_what_is_stored() ->
         assert await loading == (8, 8)
         assert rig.pulls(rig.there) == 1
 
-    run(act)
 
-
-def test_a_node_that_ends_leaves_nothing_held() -> None:
-    async def act(rig: Rig) -> None:
+async def test_a_node_that_ends_leaves_nothing_held() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS)
         pool = rig.here.pool
         rig.there.server.close()
@@ -243,13 +215,10 @@ def test_a_node_that_ends_leaves_nothing_held() -> None:
             pool.pool.leases.release(pool.session, leased.lease)
         assert await rig.load(KEYS) == (0, 0)
 
-    run(act)
 
-
-def test_a_run_that_finds_no_room_is_whole_or_ends_where_room_does() -> None:
+async def test_a_run_that_finds_no_room_is_whole_or_ends_where_room_does() -> None:
     """All of DRAM is leased but for some chunks: the run ends there, and all holds are released."""
-
-    async def act(rig: Rig) -> None:
+    async with window_rig() as rig:
         pool, room = rig.here.pool, 6
         await rig.save(rig.there, KEYS)
         filler = [key_of(9, number) for number in range(DRAM_CHUNKS)]
@@ -265,33 +234,3 @@ def test_a_run_that_finds_no_room_is_whole_or_ends_where_room_does() -> None:
         for lease in leases:
             pool.pool.leases.release(pool.session, lease.lease)
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
-
-    run(act)
-
-
-def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
-    async def act(rig: Rig) -> None:
-        columns: list[list[bytes]] = []
-        for rank in range(2):
-            layout = replace(WINDOWED, rank=rank, world=2)
-            rig.there.pool.session = rig.there.pool.pool.open_session(ConnectionId(20 + rank), "model", layout)
-            columns.append([key_of(8, rank, number) for number in range(10)])
-            await rig.save(rig.there, columns[-1])
-        pool = rig.here.pool.pool
-        session = pool.open_session(ConnectionId(30), "model", replace(WINDOWED, rank=None, world=2))
-        runs = [Run(session, KeyColumn.of([*columns[0], *columns[1]]))]
-        task = HoldTask(
-            pool._directory, pool._tiering, session, runs, holder=session.holder, ending=pool._readers.ending
-        )
-        while task.advance(1) is Step.MORE:
-            pass
-        assert task.chunks == 10
-        await rig.here.pool.until_moved(lambda: pool._tiering.holds == 0)
-        assert task.chunks == 10, "all of it has landed"
-        assert rig.pulls(rig.there) == 2
-        task.release_holds(1)
-        for connection in (20, 21):
-            rig.there.pool.pool.drop_connection(ConnectionId(connection))
-        pool.drop_connection(session.connection)
-
-    run(act)

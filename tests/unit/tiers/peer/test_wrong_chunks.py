@@ -1,11 +1,15 @@
 """Tests of chunks that have wrong bytes on a node that does not compare them: one is no fault of the node, several are."""
 
+import pytest
+
 from kvpool.peers.circuit_breaker import BreakerState
-from tests.unit.tiers.peer.test_pulled_runs import KEYS, Rig, run
+from tests.unit.tiers.peer.test_pulled_runs import KEYS, window_rig
+
+pytestmark = pytest.mark.asyncio
 
 
-def test_a_chunk_that_is_wrong_again_and_again_is_no_fault_of_its_node() -> None:
-    async def act(rig: Rig) -> None:
+async def test_a_chunk_that_is_wrong_again_and_again_is_no_fault_of_its_node() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS[:3])
         there = rig.there.pool
         rig.there.offers.check = lambda *_: None  # type: ignore[method-assign]
@@ -20,11 +24,9 @@ def test_a_chunk_that_is_wrong_again_and_again_is_no_fault_of_its_node() -> None
         assert await rig.load([KEYS[0], KEYS[2]]) == (2, 2)
         there.arena[offset] ^= 1
 
-    run(act)
 
-
-def test_several_chunks_that_are_wrong_are_a_fault_of_their_node() -> None:
-    async def act(rig: Rig) -> None:
+async def test_several_chunks_that_are_wrong_are_a_fault_of_their_node() -> None:
+    async with window_rig() as rig:
         await rig.save(rig.there, KEYS[:3])
         there = rig.there.pool
         rig.there.offers.check = lambda *_: None  # type: ignore[method-assign]
@@ -36,5 +38,3 @@ def test_several_chunks_that_are_wrong_are_a_fault_of_their_node() -> None:
         for key in KEYS[:3]:
             (offset, _) = there.pool._directory.place_of(key)
             there.arena[offset] ^= 1
-
-    run(act)

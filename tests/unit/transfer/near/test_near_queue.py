@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvpool_native import IndexView, Mapping, NearMemory, NearQueue, crc32c
+from kvpool_native import Mapping, NearMemory, NearQueue, crc32c
 from tests.unit.native.test_directory import EXTENTS
-from tests.unit.transfer.test_streams import BAD_SOURCE, CANCELLED, DONE, EXTENT_BYTES, LONG_S, Node, collected, payload
+from tests.unit.transfer.test_streams import DONE, EXTENT_BYTES, LONG_S, Node, collected, payload
 
 CHUNKS = 5
 
@@ -73,18 +73,6 @@ def test_chunks_arrive_with_their_bytes() -> None:
     assert pair.memory.epoch == pair.owner.store.epoch
 
 
-def test_a_generation_that_is_no_more_is_a_chunk_that_has_gone() -> None:
-    pair = Pair()
-    pair.pull(generations=with_word(pair.owner.slots.generations, 3, 1 << 40))
-    assert pair.ends() == [(DONE, "")] * 3 + [(BAD_SOURCE, "gone"), (DONE, "")]
-
-
-def test_other_checksums_than_promised_are_other_bytes() -> None:
-    pair = Pair()
-    pair.pull(checks=bytes(len(checks())))
-    assert pair.ends() == [(BAD_SOURCE, "checksum")] * CHUNKS
-
-
 @pytest.mark.parametrize("name", ["source_offsets", "offsets"])
 @pytest.mark.parametrize("distance", [0, 1, 1 << 63])
 def test_a_chunk_outside_of_either_arena_is_refused(name: str, distance: int) -> None:
@@ -136,25 +124,3 @@ def test_memory_that_is_mapped_writable_or_is_no_index_is_refused() -> None:
             NearMemory(arena, index)
     with pytest.raises(ValueError, match="no index"):
         NearMemory(mapped(store.arena), mapped(store.arena))
-
-
-def test_a_stopped_queue_takes_nothing_and_an_ended_job_cannot_be_cancelled() -> None:
-    pair = Pair()
-    job = pair.pull()
-    assert pair.ends() == [(DONE, "")] * CHUNKS
-    assert not pair.queue.cancel(job)
-    assert pair.queue.stop(LONG_S)
-    assert pair.pull() == 0
-
-
-def test_what_a_stop_finds_has_ended_one_way_or_another() -> None:
-    pair = Pair()
-    pair.pull()
-    assert pair.queue.stop(LONG_S)
-    ends = pair.ends()
-    view = IndexView(mapped(pair.here.store.index))
-    slots = list(memoryview(pair.here.slots.slots).cast("Q"))
-    for number, (status, fault) in enumerate(ends):
-        assert (status, fault) in ((DONE, ""), (CANCELLED, "cancelled"))
-        assert view.covers(slots[number], EXTENTS)
-        assert status != DONE or pair.here.chunk(number) == payload(number)

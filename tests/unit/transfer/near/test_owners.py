@@ -138,17 +138,6 @@ async def test_no_more_than_a_few_daemons_are_mapped(sockets: Sockets) -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_fails_is_reported_and_tried_anew_the_next_time(sockets: Sockets) -> None:
-    owners = NearOwners(sockets.connect)
-    sockets.fault = "nobody answers"
-    with pytest.raises(NearFailed, match="nobody answers"):
-        await owners.open("node", LIFE, NEAR)
-    sockets.fault = ""
-    await owners.open("node", LIFE, NEAR)
-    await owners.close()
-
-
-@pytest.mark.asyncio
 async def test_a_file_system_that_hangs_delays_nobody_for_good(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
