@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.e2e.remote.test_two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.kvpoolctl import ctl
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.ports import free_port
 
 
 def run(daemon: Daemon, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments], catch_exceptions=False)
+    done = ctl(daemon, *arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
 

@@ -1,16 +1,13 @@
 """`kvpoolctl models` of a live daemon: bytes by tier, chunks, hits, last use and connections of each model and layout."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
 import kvpool_client as kv
 from kvpool.types import PROBE_MODEL
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import store, tokens_of
 
 SHARDED: dict[str, Any] = {
@@ -24,9 +21,7 @@ SHARDED: dict[str, Any] = {
 
 
 def _models(daemon: Daemon) -> list[dict[str, Any]]:
-    run = CliRunner().invoke(cli, ["--socket", daemon.socket, "models", "--json"], catch_exceptions=False)
-    assert run.exit_code == 0, run.output
-    rows: list[dict[str, Any]] = json.loads(run.stdout)["models"]
+    rows: list[dict[str, Any]] = ctl_json(daemon, "models")["models"]
     return rows
 
 
@@ -57,7 +52,7 @@ def test_rows_have_what_each_model_and_layout_stores_and_uses(
     assert (sharded["chunks"], sharded["ranks"], sharded["connections"]) == (4, 2, 2)
     assert sharded["dram_bytes"] == sharded["ssd_bytes"] == 4 * SMALL.stored_bytes
     assert sharded["layout"].endswith("; 2 ranks")
-    text = CliRunner().invoke(cli, ["--socket", daemon.socket, "models"]).stdout
+    text = ctl(daemon, "models").stdout
     assert "60.0%" in text
     for pool in ranks:
         pool.close()
@@ -65,5 +60,5 @@ def test_rows_have_what_each_model_and_layout_stores_and_uses(
 
 def test_a_pool_without_models_says_so(daemon: Daemon) -> None:
     assert _models(daemon) == []
-    text = CliRunner().invoke(cli, ["--socket", daemon.socket, "models"]).stdout
+    text = ctl(daemon, "models").stdout
     assert text == "no model has chunks here, and no engine is connected\n"
