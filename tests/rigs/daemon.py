@@ -126,6 +126,10 @@ class Daemon:
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()
 
+    def wait_open(self) -> None:
+        """Until its SSD tier is open."""
+        wait_until(lambda: self.stats()["ssd.state"] == "ok", "the tier is open")
+
     def stop(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None

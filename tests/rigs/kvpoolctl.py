@@ -21,9 +21,9 @@ def ctl(daemon: Daemon | None, *arguments: object, answer: str = "") -> Result:
     return CliRunner().invoke(cli, command, input=answer, prog_name="kvpoolctl", catch_exceptions=False)
 
 
-def ctl_json(daemon: Daemon | None, *arguments: object) -> Any:
+def ctl_json(daemon: Daemon | None, *arguments: object, answer: str = "") -> Any:
     """What a command that succeeds prints as JSON."""
-    done = ctl(daemon, "--json", *arguments)
+    done = ctl(daemon, "--json", *arguments, answer=answer)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 

@@ -12,7 +12,7 @@ from kvpool.server.metrics.definitions import SECTIONS, sample_names
 from kvpool.server.metrics.metric import Kind
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.metrics import samples_of, wait_sample
-from tests.rigs.payload import load_all, payload_of, store, tokens_of
+from tests.rigs.payload import flip_bit, load_all, payload_of, store, tokens_of
 
 CHAIN = 8
 DRAM_CHUNKS = 3 * CHAIN
@@ -106,7 +106,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     )
     try:
         daemon.start(f"--config={options}")
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         wait_until(lambda: not daemon.info()["dram_is_settling"], "all of the arena can be handed out")
         found = Run(daemon, options)
         yield found
@@ -179,8 +179,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert _tiers(daemon.stats()) == (32, 0, 32, 0), "what DRAM has lost is on disk"
     run.load_from_disk(second)
     with pool.acquire(pool.lookup(second)) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[7])] ^= 1
+        flip_bit(lease, 7)
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert pool.load(lease, into=into).wait().reason == "checksum"
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")

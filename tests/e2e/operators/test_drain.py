@@ -15,7 +15,7 @@ def test_a_drained_daemon_serves_loads_and_declines_saves_until_it_is_undone(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", server__metrics="127.0.0.1:0")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     wait_until(lambda: daemon.info()["health"] == "ready", "the first probe has ended")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 96))
@@ -45,7 +45,7 @@ def test_who_writes_chunks_down_learns_why_some_are_not_durable(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, 96)))
         (tmp_path / "ssd").rename(tmp_path / "elsewhere")

@@ -12,7 +12,7 @@ import kvpool_native
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
@@ -123,7 +123,7 @@ def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., 
     assert "health: degraded, expected ready" in loose.stdout
     assert f"ssd: offline, expected ok: {path}: there is no such directory" in loose.stdout
     path.mkdir(mode=0o700)
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     strict = ctl(daemon, "check", "--strict")
     assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks (dram: 0, ssd: 0)\n")
     assert ctl(daemon, "drain").exit_code == 0

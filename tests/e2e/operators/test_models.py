@@ -29,7 +29,7 @@ def test_rows_have_what_each_model_and_layout_stores_and_uses(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", server__metrics="127.0.0.1:0")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     wait_until(lambda: daemon.info()["health"] == "ready", "the probe's chunk is there")
     ranks = [daemon.connect(kv.Layout(**SHARDED, rank=rank), model="sharded", revision="a1") for rank in range(2)]
     for pool in ranks:

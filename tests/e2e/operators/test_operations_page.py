@@ -48,7 +48,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     one = Daemon(directory, **{"dram.capacity": "32MiB", "server.metrics": "127.0.0.1:0", **peers})
     one.start("--config", str(config))
     with one:
-        wait_until(lambda: one.stats()["ssd.state"] == "ok", "the tier is open")
+        one.wait_open()
         with one.connect() as pool:
             store(pool, pool.keys(tokens_of(1, 256)))
         yield one
