@@ -83,7 +83,7 @@ def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":
 def _live_before(daemon: Daemon) -> None:
     """A life that leaves chunks on disk, however slow the disk is to open and to write."""
     daemon.start()
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
+    daemon.wait_open()
     assert _work(daemon, "").returncode == 0
     wait_until(lambda: int(daemon.stats()["ssd.chunks"]) > 0, "chunks are on disk", SLOW_DISK_S)
     assert daemon.stop() == 0
@@ -122,7 +122,7 @@ def _expect_all_well(daemon: Daemon) -> None:
     daemon.environment = {}
     daemon.start()
     if "ssd.path" in str(daemon.command()):
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
+        daemon.wait_open()
     with daemon.connect() as pool:
         for number in [*range(ROUNDS), 9000]:
             keys = pool.keys(chain_tokens(number))

@@ -105,7 +105,7 @@ def publishing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[
         room = {"dram__capacity": f"{60 * LAYOUT.chunk_bytes}", **disk}
         by = {"events__block_tokens": str(block_tokens % CHUNK)}
         daemon = start_daemon(**{**local_events(tmp_path), **room, **by, **options})
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         return daemon
 
     return start
@@ -148,7 +148,7 @@ def test_overlap_is_right_again_after_each_restart(
                 daemon.stop()
             daemon.start()
             wait_connected(pool)
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+            daemon.wait_open()
             reader.wait_right(prompts.all)
 
 

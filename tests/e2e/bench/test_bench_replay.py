@@ -28,6 +28,7 @@ from kvpool_tools.bench.replay.replay import parse_capacity, plan_replay
 from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.payload import flip_bit
 from tests.rigs.real_traces import real_traces
 
 CHUNK_BYTES = 16 << 10
@@ -162,8 +163,7 @@ def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: D
     assert _run(*arguments).returncode == 0
     with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2, 3, 4, 5]))) as lease:
         assert lease.chunks == 6
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[3]) + 77] ^= 0x10
+        flip_bit(lease, 3, 77, mask=0x10)
     run = _run(*arguments)
     assert run.returncode == 0, run.stderr
     (row,) = _rows(run)
@@ -187,8 +187,7 @@ def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
     arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
     assert _run(*arguments).returncode == 0
     with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2]))) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2]) + 77] ^= 0x10
+        flip_bit(lease, 2, 77, mask=0x10)
         key = _keys(pool, [0, 1, 2])[2].hex()
     run = _run(*arguments)
     assert run.returncode == 1

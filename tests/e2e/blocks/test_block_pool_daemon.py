@@ -14,6 +14,7 @@ from kvpool_client.connection.session import Session
 from kvpool_client.verbs.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.rigs.payload import flip_bit
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -358,8 +359,7 @@ def _saves(engine: PrefixEngine) -> int:
 def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     """Flip a bit of a stored chunk."""
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+        flip_bit(lease, chunk, layer * LAYOUT.layer_bytes + 5, mask=16)
 
 
 WIDE = kv.Layout(layers=2, kv_heads=2, head_dim=4096, dtype="uint8", chunk_tokens=CHUNK)

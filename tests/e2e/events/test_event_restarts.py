@@ -3,13 +3,12 @@
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
-from tests.rigs.events.publishing import connected, expected, known, local_events, router_of
+from tests.rigs.events.publishing import connected, expected, known, router_of
 from tests.rigs.events.router import Router, decode
 from tests.rigs.payload import store, tokens_of
 
@@ -17,20 +16,6 @@ CHUNK = SMALL.chunk_tokens
 KNOWN_WITHIN_S = 1.0
 
 Publish = Callable[..., Daemon]
-
-
-@pytest.fixture
-def publish(start_daemon: Publish, tmp_path: Path) -> Publish:
-    """Starts daemons that publish; `ssd`: with a disk."""
-
-    def start(*, ssd: bool, **options: str) -> Daemon:
-        disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"} if ssd else {}
-        daemon = start_daemon(**local_events(tmp_path), **disk, **options)
-        if ssd:
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-        return daemon
-
-    return start
 
 
 def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
@@ -42,7 +27,7 @@ def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
     daemon.start()
     ready = time.monotonic()
     if ssd:
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
     return ready
 
 

@@ -159,7 +159,7 @@ def test_a_summary_that_was_overwritten_is_found_and_the_kv_is_good(module_daemo
 )
 def test_summaries_survive_a_restart_on_disk(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect(LAYOUT) as pool:
         keys = store(pool)
         before = summaries_of(pool, keys)

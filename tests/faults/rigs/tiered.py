@@ -31,7 +31,7 @@ def tier_options(
 
 def wait_open(daemon: Daemon) -> None:
     """Until the tier is open."""
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
 
 
 def restart(daemon: Daemon) -> float:
