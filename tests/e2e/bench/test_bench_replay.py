@@ -5,14 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
@@ -25,10 +24,9 @@ from kvpool_tools.bench.replay import clients as bench_clients
 from kvpool_tools.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
 from kvpool_tools.bench.replay.clients import Clients
 from kvpool_tools.bench.replay.replay import parse_capacity, plan_replay
-from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.payload import flip_bit
+from tests.rigs.kvpoolctl import PROGRAM, ctl, execute
 from tests.rigs.real_traces import real_traces
 
 CHUNK_BYTES = 16 << 10
@@ -58,17 +56,7 @@ def _conversations(path: Path, count: int, turns: int) -> Path:
     return _trace(path, *requests)
 
 
-def _run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", *map(str, arguments)]
-    inherited = {name: value for name, value in os.environ.items() if name != "KVPOOL_TRACES"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env={**inherited, **environment}
-    )
-
-
-def _refusal(*arguments: object) -> Result:
-    """Of a run in this process, which ends before it starts others."""
-    return CliRunner().invoke(cli, ["bench", "replay", *map(str, arguments)], catch_exceptions=False)
+_run = partial(execute, "bench", "replay")
 
 
 def _rows(run: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
@@ -144,57 +132,6 @@ def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> 
     assert list(disk.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_the_table_has_the_measurements(tmp_path: Path) -> None:
-    traces = [_conversations(tmp_path / f"{name}.jsonl", 2, 2) for name in ("one", "two")]
-    run = _run("--requests", 3, *SMALL, KVPOOL_TRACES=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    assert [line.split()[3] for line in run.stdout.splitlines() if "│ trace" in line or "┃ trace" in line] == [
-        trace.stem for trace in traces
-    ]
-    assert "wrong_bytes" in run.stdout
-    assert "ideal_hit_rate" in run.stdout
-
-
-@pytest.mark.slow
-def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: Daemon, tmp_path: Path) -> None:
-    trace = _trace(tmp_path / "t.jsonl", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
-    arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
-    assert _run(*arguments).returncode == 0
-    with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2, 3, 4, 5]))) as lease:
-        assert lease.chunks == 6
-        flip_bit(lease, 3, 77, mask=0x10)
-    run = _run(*arguments)
-    assert run.returncode == 0, run.stderr
-    (row,) = _rows(run)
-    assert row["wrong_bytes"] == 0
-    assert row["loads_short"] == {"checksum": 1}
-    assert row["checksum_failures"] == 1
-    # Three chunks before the flipped bit, then everything, because the lost chunks were saved again.
-    assert row["verified_chunks"] == 3 + 5
-    (healed,) = _rows(_run(*arguments))
-    assert (healed["loads_short"], healed["verified_chunks"], healed["checksum_failures"]) == ({}, 5 + 6, 0)
-    assert daemon.problems() == []
-
-
-@pytest.mark.slow
-def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    """A daemon that does not verify chunks in DRAM: the replay has to find the bad bytes."""
-    daemon = start_daemon(dram__verify="cold")
-    trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
-    arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
-    assert _run(*arguments).returncode == 0
-    with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2]))) as lease:
-        flip_bit(lease, 2, 77, mask=0x10)
-        key = _keys(pool, [0, 1, 2])[2].hex()
-    run = _run(*arguments)
-    assert run.returncode == 1
-    (row,) = _rows(run)
-    assert (row["wrong_bytes"], row["wrong_keys"], row["loads_short"]) == (1, [f"{key} layer 0"], {})
-
-
 def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Path) -> None:
     """A chunk that some client stored with other bytes than its key asks for: only comparing contents finds it."""
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
@@ -255,12 +192,12 @@ def test_a_bad_trace_is_refused_before_a_daemon_starts(tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 1, 2)
     with trace.open("a") as file:
         file.write('{"timestamp": 1, "input_length": "many", "output_length": 1, "hash_ids": []}\n')
-    refused = _refusal(trace)
+    refused = ctl(None, "bench", "replay", trace)
     assert refused.exit_code == 2
     assert f"{trace}: line 3: input_length is 'many', expected an integer 1.." in refused.stderr
     assert "Traceback" not in refused.stderr
     tiny = _trace(tmp_path / "tiny.jsonl", [], [])
-    assert "no prompt of 2 has a full block of 512 tokens" in _refusal(tiny).stderr
+    assert "no prompt of 2 has a full block of 512 tokens" in ctl(None, "bench", "replay", tiny).stderr
 
 
 def test_a_plan_counts_what_an_infinite_cache_hits(tmp_path: Path) -> None:
@@ -311,7 +248,7 @@ def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Po
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", str(trace)]
+        command = [*PROGRAM, "bench", "replay", str(trace)]
         environment = {**os.environ, "TMPDIR": str(short)}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         started.append(process)
