@@ -17,7 +17,7 @@ from kvpool_sparse.device.slot_table import Numbers
 from kvpool_sparse.device.staging_area import StagingArea
 from kvpool_sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
-from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, sequence_of
+from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 
@@ -38,8 +38,7 @@ def on_device(
 
 def lose_chunks(daemon: Daemon, pool: kv.Pool) -> None:
     """End the lease, and flush what it held."""
-    end_connection_of(pool)
-    wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended")
+    lose_lease(daemon, pool)
     with daemon.admin() as admin:
         admin.flush(None, None)
 
@@ -161,16 +160,6 @@ def test_chunks_that_come_back_to_other_slots_are_staged_anew(
             check_exact(there, text)
             assert there.stats()["reattached"] == 1
             assert there.stats()["staging_copies"] > copies
-
-
-def test_a_killed_daemon_loses_nothing(daemon: Daemon, device: torch.device) -> None:
-    text = Text(68, END)
-    with daemon.connect(layout=LAYOUT) as pool, on_device(pool, text, device, staging_blocks=20) as there:
-        daemon.kill()
-        check_exact(there, text)
-        daemon.start()
-        wait_until(lambda: pool.connected, "the pool has connected again")
-        check_exact(there, text)
 
 
 def test_close_does_not_wait_for_all_of_a_prefetch(

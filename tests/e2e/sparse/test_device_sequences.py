@@ -266,21 +266,6 @@ def test_a_sequence_is_taken_over_with_its_tokens(pool: kv.Pool, module_daemon: 
                 np.testing.assert_allclose(attended(second, layer, text.query), expected[layer], atol=CLOSE)
 
 
-def test_forks_go_their_own_ways(pool: kv.Pool, device: torch.device) -> None:
-    text, other = Text(41, 1500), Text(42, 1500)
-    other.keys[:, :1010], other.values[:, :1010] = text.keys[:, :1010], text.values[:, :1010]
-    with both_of(pool, text, EVERYTHING, 1010, device=device, staging_blocks=50) as (_, parent):
-        attended(parent, 0, text.query)
-        with parent.fork() as child:
-            assert child.stats()["staged_blocks"] == 0
-            append_to(child, other, 1400)
-            append_to(parent, text, 1300)
-            np.testing.assert_allclose(attended(child, 0, text.query), other.exact(0, 1400, text.query), atol=2e-5)
-            np.testing.assert_allclose(attended(parent, 0, text.query), text.exact(0, 1300), atol=2e-5)
-            parent.close()
-            np.testing.assert_allclose(attended(child, 1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
-
-
 def test_what_was_computed_from_an_estimate_is_found_by_nobody(pool: kv.Pool, device: torch.device) -> None:
     text = Text(45, 900)
     host = SparseSequence(pool, CONFIG, tokens=text.ids[:600], threads=1)
@@ -329,18 +314,6 @@ def test_a_closed_sequence_raises_and_leaves_no_thread(pool: kv.Pool, device: to
             use()
     assert "closed" in repr(there)
     assert there.stats()["staged_blocks"] == 0
-
-
-def test_nan_keys_are_always_read_and_reach_no_other_head(pool: kv.Pool, device: torch.device) -> None:
-    text = Text(44, 1000)
-    text.keys[0, 500, 0, 5] = 0x7FC0
-    text.values[0, 300, 0, 7] = 0x7F80
-    with both_of(pool, text, NOTHING, 1000, device=device, staging_blocks=8) as (_, there):
-        for _ in range(2):
-            found = attended(there, 0, text.query)
-            assert np.isnan(found[:3]).all()
-            assert np.isfinite(found[3:]).all()
-        np.testing.assert_allclose(attended(there, 1, text.query), there.sequence.attend(1, text.query), atol=CLOSE)
 
 
 def test_heads_that_cannot_be_estimated_are_read_whole(pool: kv.Pool, device: torch.device) -> None:
