@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvpool_client as kv
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
-from tests.faults.rigs.tiered import tier_options, wait_open
+from tests.faults.rigs.tiered import tier_options
 from tests.faults.rigs.traffic import chain_of
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
 from tests.rigs.payload import load_all, store, tokens_of
@@ -202,7 +202,7 @@ def on_disk(fault_filesystem: FaultFilesystem, metered: StartDaemon) -> Iterator
     """A daemon with metrics and a tier on a disk that can fail, with chunks there."""
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=96, capacity=64 << 20, policy="lru")
     daemon = metered(**options)
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
         for number in range(3):

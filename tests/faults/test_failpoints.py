@@ -14,7 +14,7 @@ import pytest
 from kvpool.errors import ConfigError, KVPoolError
 from kvpool.failpoint import FAILPOINTS, WITHOUT_ERROR, parse
 from tests.faults.rigs.workload import CHAIN, chain_tokens
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, importing, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
 ROUNDS = 6
@@ -71,11 +71,7 @@ def _needs_earlier_life(name: str) -> bool:
 
 
 def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]),
-    }
-    environment["KVPOOL_FAILPOINT"] = failpoint
+    environment = {**importing(), "KVPOOL_FAILPOINT": failpoint}
     command = [sys.executable, "-m", "tests.faults.rigs.workload", daemon.socket, str(ROUNDS)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WORK_TIMEOUT_S, check=False)
 

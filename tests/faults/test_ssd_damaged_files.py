@@ -17,7 +17,6 @@ from tests.faults.rigs.tiered import (
     is_dead,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import DramClient, chain_of, fill, load_chains
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
@@ -61,7 +60,7 @@ def _length(text: str, size: int) -> int:
 def filled(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
     """A daemon that was killed with every chain on disk."""
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     daemon.kill()
     return daemon
@@ -74,7 +73,7 @@ def _expect_dram_serves(daemon: Daemon) -> None:
 
 def _expect_healed(daemon: Daemon, path: Path) -> None:
     """The tier works and keeps its chunks over another restart."""
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.admin() as admin:
         admin.flush(None, None)
     fill(daemon, CHAINS)
@@ -127,7 +126,7 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     dice = random.Random(seed)
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     segments = sorted(path.glob("segment-*.kvs"))
     segments[0].unlink()
@@ -157,7 +156,7 @@ def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebui
 ) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     shutil.copytree(path / "catalogue", tmp_path / "older")
     fill(daemon, CHAINS)
     (path / "catalogue").rename(tmp_path / "elsewhere")
@@ -168,7 +167,7 @@ def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebui
     assert daemon.stop() == 0
     assert "durable: no" in daemon.log()
     restart(daemon)
-    wait_open(daemon)
+    daemon.wait_open()
     assert load_chains(daemon, CHAINS).missed == 0, "it is rebuilt from the slots"
     assert_sound(daemon)
 
@@ -177,7 +176,7 @@ def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebui
 def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     with (path / "catalogue" / "data.mdb").open("r+b") as file:
         size = os.fstat(file.fileno()).st_size

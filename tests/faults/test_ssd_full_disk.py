@@ -3,14 +3,14 @@
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from tests.faults.rigs.damage import PAGE_BYTES
-from tests.faults.rigs.disks import loop_disk, small_disk
+from tests.faults.rigs.disks import Disk, loop_disk, small_disk
 from tests.faults.rigs.tiered import (
     CAPACITY,
     StartDaemon,
@@ -18,7 +18,6 @@ from tests.faults.rigs.tiered import (
     directory_bytes,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import DramClient, Traffic, fill, load_chains
 from tests.rigs.daemon import Daemon, wait_until
@@ -46,21 +45,28 @@ def _take_room_of(data: Path) -> None:
 
 
 @contextmanager
-def served_without_room(start_daemon: StartDaemon, chains: int) -> Iterator[tuple[Daemon, Path]]:
-    """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
-    with small_disk(2 * CAPACITY) as disk:
+def on_disk(start_daemon: StartDaemon, mounting: AbstractContextManager[Disk]) -> Iterator[tuple[Daemon, Disk]]:
+    """A daemon with a tier on a disk; it is killed before that is unmounted."""
+    with mounting as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
-            wait_open(daemon)
-            fill(daemon, chains)
-            assert daemon.stop() == 0
-            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
-            _fill_up(disk.path / "filler")
-            daemon.start()
-            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
-            yield daemon, disk.path / "filler"
+            yield daemon, disk
         finally:
             daemon.kill()
+
+
+@contextmanager
+def served_without_room(start_daemon: StartDaemon, chains: int) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
+    with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
+        daemon.wait_open()
+        fill(daemon, chains)
+        assert daemon.stop() == 0
+        _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
+        _fill_up(disk.path / "filler")
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
+        yield daemon, disk.path / "filler"
 
 
 def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
@@ -87,7 +93,7 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
             assert daemon.stop() == 0
             other.unlink()
             daemon.start()
-            wait_open(daemon)
+            daemon.wait_open()
         finally:
             daemon.kill()
 
@@ -97,44 +103,37 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
 def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
     start_daemon: StartDaemon, tmp_path: Path, kind: str
 ) -> None:
-    with small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image") as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
-        try:
-            wait_open(daemon)
-            _fill_up(disk.path / "filler")
-            fill(daemon, FITTING_CHAINS)
-            assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.dropped_rows"]) == ("ok", 0)
-            for _ in range(2):
-                daemon.kill()
-                restart(daemon)
-                wait_open(daemon)
-                assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            assert_sound(daemon)
-            assert daemon.stop() == 0
-            assert "durable: yes" in daemon.log()
-        finally:
+    mounting = small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image")
+    with on_disk(start_daemon, mounting) as (daemon, disk):
+        daemon.wait_open()
+        _fill_up(disk.path / "filler")
+        fill(daemon, FITTING_CHAINS)
+        assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.dropped_rows"]) == ("ok", 0)
+        for _ in range(2):
             daemon.kill()
+            restart(daemon)
+            daemon.wait_open()
+            assert load_chains(daemon, FITTING_CHAINS).missed == 0
+        assert_sound(daemon)
+        assert daemon.stop() == 0
+        assert "durable: yes" in daemon.log()
 
 
 @pytest.mark.slow
 def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: StartDaemon) -> None:
-    with small_disk(2 * CAPACITY) as disk:
+    with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
         ssd = disk.path / "ssd"
-        daemon = start_daemon(**tier_options(ssd, policy="lru"))
-        try:
-            wait_open(daemon)
-            fill(daemon, FITTING_CHAINS)
-            daemon.kill()
-            _fill_up(disk.path / "filler")
-            with (ssd / "catalogue" / "data.mdb").open("r+b") as file:
-                file.write(bytes(2 * PAGE_BYTES))
-            restart(daemon)
-            wait_open(daemon)
-            assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            assert not (ssd / "catalogue.bad").exists(), "it has given its room to the new one"
-            assert_sound(daemon)
-        finally:
-            daemon.kill()
+        daemon.wait_open()
+        fill(daemon, FITTING_CHAINS)
+        daemon.kill()
+        _fill_up(disk.path / "filler")
+        with (ssd / "catalogue" / "data.mdb").open("r+b") as file:
+            file.write(bytes(2 * PAGE_BYTES))
+        restart(daemon)
+        daemon.wait_open()
+        assert load_chains(daemon, FITTING_CHAINS).missed == 0
+        assert not (ssd / "catalogue.bad").exists(), "it has given its room to the new one"
+        assert_sound(daemon)
 
 
 @pytest.mark.slow
@@ -155,7 +154,7 @@ def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_l
             wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "chunks are admitted", BACK_WITHIN_S)
         daemon.kill()
         restart(daemon)
-        wait_open(daemon)
+        daemon.wait_open()
         assert load_chains(daemon, FITTING_CHAINS).missed == 0
         assert_sound(daemon)
 
@@ -166,7 +165,7 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     path = tmp_path / "ssd"
     options = {"ssd__segment": "256KiB", "ssd__max_chunks": "1024"}
     large = start_daemon(**tier_options(path, capacity=2 * CAPACITY, policy="lru"), **options)
-    wait_open(large)
+    large.wait_open()
     with Traffic(large, 1, chains=CHAINS), DramClient(large, first_chain=5000) as client:
 
         def has_written() -> bool:
@@ -177,7 +176,7 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     assert large.stop() == 0
     assert directory_bytes(path) <= 2 * CAPACITY
     small = start_daemon(**tier_options(path, capacity=CAPACITY), **options)
-    wait_open(small)
+    small.wait_open()
     assert directory_bytes(path) <= CAPACITY
     load_chains(small, CHAINS)
     assert small.problems() == []

@@ -17,7 +17,6 @@ from tests.faults.rigs.tiered import (
     let_pass,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import Tally, Traffic, load_chains
 from tests.rigs.daemon import Daemon
@@ -55,7 +54,7 @@ def test_kills_of_the_daemon_leave_right_bytes_or_none(
     dice = random.Random(seed)
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     found, waits = Tally(), []
     moments = {"serving": 0, "starting": 0, "stopping": 0}
     with Traffic(daemon, seed, chains=CHAINS) as traffic:
@@ -63,7 +62,7 @@ def test_kills_of_the_daemon_leave_right_bytes_or_none(
             moments[_kill_somewhere(daemon, dice)] += 1
             assert directory_bytes(path) <= CAPACITY
             waits.append(restart(daemon))
-            wait_open(daemon)
+            daemon.wait_open()
             found += load_chains(daemon, CHAINS)
             assert_sound(daemon)
             assert directory_bytes(path) <= CAPACITY

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.disks import loop_disk
 from tests.faults.rigs.power_cut import cut_and_restore
-from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options, wait_open
+from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options
 from tests.faults.rigs.traffic import Tally
 
 # Room for everything that is written in one life: no chunk of a checkpoint is evicted for a newer one.
@@ -37,7 +37,7 @@ def test_a_power_cut_costs_misses_and_no_checkpoint(
     with loop_disk(kind, tmp_path / "image") as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", dram_chunks=96, capacity=CAPACITY, policy="lru"))
         try:
-            wait_open(daemon)
+            daemon.wait_open()
             for number in range(cuts):
                 of_checkpoint, of_all, turn_s = cut_and_restore(daemon, disk, dice, number)
                 kept += of_checkpoint

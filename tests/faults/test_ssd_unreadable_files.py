@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
-from tests.faults.rigs.tiered import StartDaemon, is_dead, restart, tier_options, wait_open
+from tests.faults.rigs.tiered import StartDaemon, is_dead, restart, tier_options
 from tests.faults.rigs.traffic import CHAIN, Tally, chain_of
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import store
@@ -20,7 +20,7 @@ BACK_WITHIN_S = 60.0
 def start_tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
     """A daemon whose tier on the mount has some chains, all durable."""
     daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=96, capacity=64 << 20))
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         for number in range(CHAINS):
             store(pool, chain_of(pool, number))

@@ -12,7 +12,7 @@ import pytest
 
 import kvpool_client as kv
 from tests.rigs.daemon import SMALL, Daemon, spawn, wait_until
-from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 24
 CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"
@@ -98,27 +98,6 @@ def test_a_writer_that_was_stopped_changes_no_other_bytes(start_daemon: Callable
             assert_right_bytes(keys, SMALL, result, into)
         assert pool.lookup(pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))).chunks == 0
         assert pool.lookup(chains[-1]).chunks == CHAIN
-    assert daemon.problems() == []
-
-
-@pytest.mark.timed
-def test_a_stopped_daemon_is_a_miss_within_the_deadline(daemon: Daemon) -> None:
-    with daemon.connect(timeout_s=TIMEOUT_S) as pool:
-        keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
-        store(pool, keys)
-        hit = pool.lookup(keys)
-        daemon.signal(signal.SIGSTOP)
-        started = time.monotonic()
-        assert chunks_leased(pool, hit) == 0
-        save = store(pool, pool.keys(tokens_of(2, CHAIN * SMALL.chunk_tokens)))
-        assert (save.stored, dict(save.reasons)) == (0, {"disconnected": CHAIN})
-        assert time.monotonic() - started < 2 * TIMEOUT_S + 0.5
-        daemon.signal(signal.SIGCONT)
-        wait_until(lambda: pool.connected, "the client is back")
-        wait_until(lambda: chunks_leased(pool, pool.lookup(keys)) == CHAIN, "leases are given again")
-        result, into = load_all(pool, keys)
-        assert result.chunks == CHAIN
-        assert_right_bytes(keys, SMALL, result, into)
     assert daemon.problems() == []
 
 

@@ -212,21 +212,25 @@ def wait_connected(pool: kv.Pool) -> None:
     wait_until(lambda: pool.connected, "pool is connected")
 
 
+def importing() -> dict[str, str]:
+    """The environment of a process of its own that imports the tests."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+
 @contextlib.contextmanager
 def spawn(code: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """A Python process of its own, with the tests importable, that talks over stdin and stdout.
 
     It has to end by itself; a test that fails ends it.
     """
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=importing(),
     ) as process:
         try:
             yield process

@@ -29,11 +29,6 @@ def tier_options(
     }
 
 
-def wait_open(daemon: Daemon) -> None:
-    """Until the tier is open."""
-    daemon.wait_open()
-
-
 def restart(daemon: Daemon) -> float:
     """Start a daemon that is dead; the seconds until it answered and its tier was open or given up."""
     started = time.monotonic()
