@@ -59,7 +59,9 @@ MEASURED = [part.name for part in PARTS if part.arguments[1].startswith("tests.g
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "engine" else ()) for name in MEASURED]
+)
 def test_a_part_measures_on_the_emulated_driver(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch.dict(os.environ):
         importlib.import_module(f"tests.gpu.{name}").main()
@@ -70,6 +72,7 @@ def test_a_part_measures_on_the_emulated_driver(name: str, capsys: pytest.Captur
         assert figure["unit"] in ("GB/s", "ms", "s")
 
 
+@pytest.mark.slow
 def test_parts_run_as_programs_of_their_own(tmp_path: Path) -> None:
     assert run.main(["--rehearse", "--part", "device", "--part", "copies", "--out", str(tmp_path)]) == 0
     found = _found(tmp_path)
@@ -143,20 +146,18 @@ def test_who_has_the_output_of_a_part_that_has_ended_delays_nobody(
     os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def test_daemons_of_a_part_that_is_cut_are_ended(run_parts: Callable[..., int], tmp_path: Path) -> None:
-    """They have sessions of their own."""
+def test_an_interrupt_ends_the_part_with_its_daemons_and_keeps_what_it_has(
+    run_parts: Callable[..., int], tmp_path: Path
+) -> None:
+    """Daemons have sessions of their own."""
     file = tmp_path / "pid"
-    code = f"{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
-    assert run_parts([_part("hangs", code)], "--rehearse") == 130
-    wait_until(lambda: not _lives(int(file.read_text())), "it has ended")
-
-
-def test_an_interrupt_ends_the_part_and_keeps_what_it_has(run_parts: Callable[..., int], tmp_path: Path) -> None:
-    code = f"import os, signal; {PRINTS}os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    code = f"{PRINTS}{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     assert run_parts([_part("hangs", code), _part("later", "pass")], "--rehearse") == 130
+    wait_until(lambda: not _lives(int(file.read_text())), "it has ended")
     found = _found(tmp_path)
     assert list(found) == ["hangs"]
     assert (found["hangs"]["verdict"], found["hangs"]["why"]) == ("cut", "interrupted")
+    assert found["hangs"]["figures"]
 
 
 def test_a_suite_that_skips_everything_is_no_success_on_a_device(run_parts: Callable[..., int], tmp_path: Path) -> None:
