@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from kvpool.errors import ConfigError, KVPoolError
 from kvpool.failpoint import FAILPOINTS, WITHOUT_ERROR, parse
 from tests.faults.rigs.workload import CHAIN, chain_tokens
-from tests.rigs.daemon import SMALL, Daemon, importing, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, importing, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
 ROUNDS = 6
@@ -136,7 +136,7 @@ def _expect_all_well(daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def make_daemon(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def make_daemon(start_daemon: Start, tmp_path: Path) -> Start:
     """A stopped daemon with little DRAM, over an SSD tier or not."""
 
     def make(*, has_ssd: bool) -> Daemon:
@@ -156,9 +156,7 @@ def make_daemon(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "action"), list(_cases()))
-def test_a_failure_here_costs_misses_and_nothing_else(
-    make_daemon: Callable[..., Daemon], name: str, action: str
-) -> None:
+def test_a_failure_here_costs_misses_and_nothing_else(make_daemon: Start, name: str, action: str) -> None:
     daemon = make_daemon(has_ssd=name != "daemon.evict.after")
     failpoint = f"{name}:{1 if name in FIRST_TIME else 2}:{action}"
     of_daemon = name.startswith("daemon.")

@@ -13,7 +13,6 @@ from tests.faults.rigs.damage import flip_anywhere, flip_in_slots
 from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     is_dead,
@@ -21,7 +20,7 @@ from tests.faults.rigs.tiered import (
     tier_options,
 )
 from tests.faults.rigs.traffic import CHAIN, Tally, WrongBytes, fill, load_chains
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 
 CHAINS = 30
 FLIPS_A_ROUND = 20
@@ -31,7 +30,7 @@ FAILURES_IN_A_ROUND_MAX = 4
 
 @pytest.mark.parametrize("rounds", [pytest.param(1, id="a-round"), *batches(10, of=40)])
 def test_flips_in_segment_files_under_a_daemon_are_misses(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
     dice = random.Random(seed)
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
@@ -97,7 +96,7 @@ def _times_closed(daemon: Daemon) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(2, id="some"), *batches(20, of=80)])
 def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"

@@ -11,7 +11,6 @@ import pytest
 from tests.faults.rigs.damage import PAGE_BYTES, replace_with
 from tests.faults.rigs.tiered import (
     CAPACITY,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     is_dead,
@@ -19,7 +18,7 @@ from tests.faults.rigs.tiered import (
     tier_options,
 )
 from tests.faults.rigs.traffic import DramClient, chain_of, fill, load_chains
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store
 
 CHAINS = 60
@@ -57,7 +56,7 @@ def _length(text: str, size: int) -> int:
 
 
 @pytest.fixture
-def filled(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+def filled(start_daemon: Start, tmp_path: Path) -> Daemon:
     """A daemon that was killed with every chain on disk."""
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
     daemon.wait_open()
@@ -121,7 +120,7 @@ def test_another_kind_of_file_in_a_files_place_costs_misses(
 
 @pytest.mark.slow
 def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None]
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None]
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"
@@ -152,7 +151,7 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebuilt(
-    start_daemon: StartDaemon, tmp_path: Path, how: str
+    start_daemon: Start, tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
@@ -173,7 +172,7 @@ def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebui
 
 
 @pytest.mark.slow
-def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: Start, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
     daemon.wait_open()

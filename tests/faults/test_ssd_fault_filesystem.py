@@ -16,9 +16,9 @@ from kvpool.tiers.ssd.corruption import REST_S
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.faults.rigs.power_cut import cut_and_restore
-from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, let_pass, restart, tier_options
+from tests.faults.rigs.tiered import assert_sound, is_dead, let_pass, restart, tier_options
 from tests.faults.rigs.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store
 
 CHAINS = 150
@@ -69,7 +69,7 @@ def flush_all(daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
+def tiered(fault_filesystem: FaultFilesystem, start_daemon: Start) -> Daemon:
     """A daemon whose tier lies on the mount."""
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
     daemon = start_daemon(**options)
@@ -312,7 +312,7 @@ def test_a_disk_that_hangs_delays_nobody_for_long(
 
 @pytest.mark.slow
 def test_an_unresponsive_disk_is_not_used_until_it_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, summary: Callable[[str], None]
+    fault_filesystem: FaultFilesystem, start_daemon: Start, summary: Callable[[str], None]
 ) -> None:
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
     daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
@@ -339,7 +339,7 @@ def test_an_unresponsive_disk_is_not_used_until_it_answers(
 
 @pytest.mark.parametrize("match", [CATALOGUE, FLUSHED])
 def test_what_waits_for_the_disk_for_long_is_shown(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str
+    fault_filesystem: FaultFilesystem, start_daemon: Start, match: str
 ) -> None:
     """The segment files answer meanwhile."""
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
@@ -370,7 +370,7 @@ def test_what_waits_for_the_disk_for_long_is_shown(
     ],
 )
 def test_a_daemon_stops_although_its_disk_never_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str, line: str
+    fault_filesystem: FaultFilesystem, start_daemon: Start, match: str, line: str
 ) -> None:
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
     daemon = start_daemon(**options, server__stop_timeout="100ms")

@@ -13,14 +13,13 @@ from tests.faults.rigs.damage import PAGE_BYTES
 from tests.faults.rigs.disks import Disk, loop_disk, small_disk
 from tests.faults.rigs.tiered import (
     CAPACITY,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     restart,
     tier_options,
 )
 from tests.faults.rigs.traffic import DramClient, Traffic, fill, load_chains
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 
 CHAINS = 480
 FITTING_CHAINS = 75
@@ -45,7 +44,7 @@ def _take_room_of(data: Path) -> None:
 
 
 @contextmanager
-def on_disk(start_daemon: StartDaemon, mounting: AbstractContextManager[Disk]) -> Iterator[tuple[Daemon, Disk]]:
+def on_disk(start_daemon: Start, mounting: AbstractContextManager[Disk]) -> Iterator[tuple[Daemon, Disk]]:
     """A daemon with a tier on a disk; it is killed before that is unmounted."""
     with mounting as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
@@ -56,7 +55,7 @@ def on_disk(start_daemon: StartDaemon, mounting: AbstractContextManager[Disk]) -
 
 
 @contextmanager
-def served_without_room(start_daemon: StartDaemon, chains: int) -> Iterator[tuple[Daemon, Path]]:
+def served_without_room(start_daemon: Start, chains: int) -> Iterator[tuple[Daemon, Path]]:
     """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
     with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
         daemon.wait_open()
@@ -83,7 +82,7 @@ def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: StartDaemon) -> None:
+def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: Start) -> None:
     with small_disk(CAPACITY + CAPACITY // 32) as disk:
         other = disk.path / "other"
         other.write_bytes(bytes(CAPACITY // 2))
@@ -100,9 +99,7 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
-    start_daemon: StartDaemon, tmp_path: Path, kind: str
-) -> None:
+def test_a_disk_that_others_fill_takes_nothing_from_a_tier(start_daemon: Start, tmp_path: Path, kind: str) -> None:
     mounting = small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image")
     with on_disk(start_daemon, mounting) as (daemon, disk):
         daemon.wait_open()
@@ -120,7 +117,7 @@ def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
 
 
 @pytest.mark.slow
-def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: StartDaemon) -> None:
+def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: Start) -> None:
     with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
         ssd = disk.path / "ssd"
         daemon.wait_open()
@@ -137,9 +134,7 @@ def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: StartDaemon
 
 
 @pytest.mark.slow
-def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_later(
-    start_daemon: StartDaemon,
-) -> None:
+def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_later(start_daemon: Start) -> None:
     """As a version has left it that did not allocate its catalogue."""
     with served_without_room(start_daemon, FITTING_CHAINS) as (daemon, filler):
         with daemon.admin() as admin:
@@ -160,7 +155,7 @@ def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_l
 
 
 @pytest.mark.slow
-def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: Start, tmp_path: Path) -> None:
     """With segments of one size, what is configured decides how many there are."""
     path = tmp_path / "ssd"
     options = {"ssd__segment": "256KiB", "ssd__max_chunks": "1024"}
@@ -183,9 +178,7 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True])
-def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(
-    start_daemon: StartDaemon, *, is_rebuilt: bool
-) -> None:
+def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(start_daemon: Start, *, is_rebuilt: bool) -> None:
     """The catalogue waits for room, and the removals of its rows with it."""
     with served_without_room(start_daemon, FLUSHED_CHAINS) as (daemon, _):
         assert load_chains(daemon, FLUSHED_CHAINS).served > 0

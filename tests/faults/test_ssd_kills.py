@@ -11,7 +11,6 @@ from tests.faults.rigs.batches import batches
 from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     let_pass,
@@ -19,7 +18,7 @@ from tests.faults.rigs.tiered import (
     tier_options,
 )
 from tests.faults.rigs.traffic import Tally, Traffic, load_chains
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 
 # Twice what the tier has room for, so that it evicts too.
 CHAINS = 300
@@ -49,7 +48,7 @@ def _kill_somewhere(daemon: Daemon, dice: random.Random) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [pytest.param(8, id="some"), *batches(40, of=200)])
 def test_kills_of_the_daemon_leave_right_bytes_or_none(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"

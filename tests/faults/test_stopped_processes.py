@@ -4,14 +4,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import SMALL, Daemon, spawn, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, spawn, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 24
@@ -68,7 +67,7 @@ def _replace_everything(pool: kv.Pool, seeds: range) -> list[kv.KeyChain]:
     return chains
 
 
-def test_a_lease_holder_that_was_stopped_reads_right_bytes_or_none(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_lease_holder_that_was_stopped_reads_right_bytes_or_none(start_daemon: Start) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY, server__lease_ttl="100ms")
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens)))
@@ -82,7 +81,7 @@ def test_a_lease_holder_that_was_stopped_reads_right_bytes_or_none(start_daemon:
     assert daemon.problems() == []
 
 
-def test_a_writer_that_was_stopped_changes_no_other_bytes(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_writer_that_was_stopped_changes_no_other_bytes(start_daemon: Start) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="2s")
     with daemon.connect() as pool:
         with spawn(WRITER, daemon.socket) as writer:

@@ -198,6 +198,10 @@ class Daemon:
         return True
 
 
+# What starts daemons that end with the test; options are `section__key="value"`.
+Start = Callable[..., Daemon]
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time. It looks less often as time passes: a look costs CPU."""
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S

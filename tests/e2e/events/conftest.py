@@ -1,16 +1,15 @@
 """Daemons that publish their events."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 from tests.rigs.events.publishing import local_events
 
 
 @pytest.fixture
-def publish(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def publish(start_daemon: Start, tmp_path: Path) -> Start:
     """Starts daemons that publish; `ssd`: over a disk that takes whatever DRAM evicts."""
 
     def start(*, ssd: bool = False, **options: str) -> Daemon:

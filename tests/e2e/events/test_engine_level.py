@@ -1,7 +1,7 @@
 """Level 0 end to end: block pools over real daemons, and routers that know what is in their blocks."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.router_events.columns import unpack_chunks
 from tests.e2e.remote.test_two_daemons import two_daemons
-from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events, router_of
 from tests.rigs.events.router import Router
 from tests.rigs.nodes.two_nodes import assert_converged
@@ -89,7 +89,7 @@ def in_trees(engines: list[PrefixEngine]) -> set[bytes]:
 
 
 @pytest.fixture
-def node(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[Node]:
+def node(start_daemon: Start, tmp_path: Path) -> Iterator[Node]:
     daemon = start_daemon(**local_events(tmp_path), events__republish_interval="0s")
     with router_of(daemon) as router:
         rig = Node(daemon, router)

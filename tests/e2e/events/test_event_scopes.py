@@ -1,6 +1,5 @@
 """Scopes of chunks with equal tokens (adapter, salt) as routers get them, and the token ids of chunks on disk alone."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from kvpool.keys import ADAPTER_BYTES_MAX, salt_tag
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from tests.hostile.rigs.raw_clients import engine, keys_of
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.publishing import CHUNK, connected, router_of
 from tests.rigs.payload import load_all, store, tokens_of
 
@@ -28,9 +27,7 @@ def restart(daemon: Daemon, pool: kv.Pool) -> None:
 
 
 @pytest.mark.parametrize("form", ["map", pytest.param("positional", marks=pytest.mark.slow)])
-def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
-    publish: Callable[..., Daemon], tmp_path: Path, form: str
-) -> None:
+def test_a_router_distinguishes_tenants_and_adapters_over_restarts(publish: Start, tmp_path: Path, form: str) -> None:
     daemon = publish(ssd=True, events__format=form, log__level="debug", events__block_tokens="8")
     tokens = tokens_of(1, CHUNK * 4)
     asked = {"": b"", "sql": b""}
@@ -70,7 +67,7 @@ def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
         assert SALT not in file.read_bytes(), file
 
 
-def test_events_and_promoted_chunks_keep_their_scope(publish: Callable[..., Daemon]) -> None:
+def test_events_and_promoted_chunks_keep_their_scope(publish: Start) -> None:
     daemon = publish(ssd=True)
     tokens = tokens_of(2, CHUNK * 2)
     with daemon.connect(salt=SALT) as pool:
@@ -91,9 +88,7 @@ def test_events_and_promoted_chunks_keep_their_scope(publish: Callable[..., Daem
         assert batch.until(one_less) == kv.EventBatch(batch.events[:-1], one_less, False, batch.namespaces)
 
 
-def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(
-    publish: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(publish: Start, tmp_path: Path) -> None:
     daemon = publish(ssd=True, events__publish="off", events__replay="off")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(3, CHUNK * 6))

@@ -1,20 +1,17 @@
 """Expiry of priorities: published in time without any request, in both tiers, and kept over a restart."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.kvpoolctl import ctl_json
 from tests.rigs.payload import payload_of, store, tokens_of
 
 CHAIN = 4
 # Longer than a busy machine takes for a save and its demotion.
 SHORT_S = 3.0
-
-Start = Callable[..., Daemon]
 
 
 @pytest.fixture

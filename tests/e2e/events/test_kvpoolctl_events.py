@@ -2,14 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.keys import salt_tag
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json
 from tests.rigs.payload import store, tokens_of
 
@@ -63,7 +62,7 @@ def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:
         assert follower.wait(60) == 0
 
 
-def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Callable[..., Daemon]) -> None:
+def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Start) -> None:
     daemon = start_daemon(events__buffer="64KiB")
     with daemon.connect() as pool:
         for number in range(60):
@@ -99,7 +98,7 @@ def test_why_reports_the_history_of_a_key(daemon: Daemon) -> None:
         assert (row["state"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
 
 
-def test_why_reports_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
+def test_why_reports_that_an_engine_had_its_share(start_daemon: Start) -> None:
     daemon = start_daemon(dram__connection_quota="0.000001")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNK))

@@ -1,18 +1,17 @@
 """`kvpoolctl drain` of a live daemon: saves are declined, loads are served, and health shows it until the order is undone."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import ctl
 from tests.rigs.payload import payload_of, store, tokens_of
 
 
 def test_a_drained_daemon_serves_loads_and_declines_saves_until_it_is_undone(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
+    start_daemon: Start, tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", server__metrics="127.0.0.1:0")
     daemon.wait_open()
@@ -41,9 +40,7 @@ def test_a_drained_daemon_serves_loads_and_declines_saves_until_it_is_undone(
     assert "drain by pid " in daemon.log()
 
 
-def test_who_writes_chunks_down_learns_why_some_are_not_durable(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_who_writes_chunks_down_learns_why_some_are_not_durable(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
     daemon.wait_open()
     with daemon.connect() as pool:

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import kvpool_native
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
-from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.daemon import SMALL, Daemon, Start
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
@@ -115,7 +114,7 @@ def test_wrong_usage_exits_with_2(shared_daemon: Daemon, arguments: list[str]) -
     assert ctl(shared_daemon, *arguments, "--yes" if "flush" in arguments else "--bad").exit_code == 2
 
 
-def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Start, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(ssd__path=str(path), ssd__capacity="64MiB", ssd__create="false")
     loose = ctl(daemon, "check", "--strict")
@@ -174,7 +173,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
-    start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+    start_daemon: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KVPOOL_TRACES", raising=False)
     daemon = start_daemon(dram__capacity="256MiB")

@@ -4,7 +4,6 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.metrics import METERED, get, samples_of, wait_sample
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
 
@@ -21,12 +20,12 @@ LARGE = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_toke
 
 
 @pytest.fixture
-def metered(start_daemon: Callable[..., Daemon]) -> Callable[..., Daemon]:
+def metered(start_daemon: Start) -> Start:
     """Starts daemons with metrics."""
     return lambda **options: start_daemon(**{**METERED, **options})
 
 
-def test_reports_come_at_most_once_a_second(metered: Callable[..., Daemon]) -> None:
+def test_reports_come_at_most_once_a_second(metered: Start) -> None:
     daemon = metered()
     started = time.monotonic()
     with daemon.connect() as pool:
@@ -42,9 +41,7 @@ def test_reports_come_at_most_once_a_second(metered: Callable[..., Daemon]) -> N
     assert time.monotonic() - started > 0.9
 
 
-def test_an_eviction_for_another_size_and_one_of_a_full_index_are_reasons_of_their_own(
-    metered: Callable[..., Daemon],
-) -> None:
+def test_an_eviction_for_another_size_and_one_of_a_full_index_are_reasons_of_their_own(metered: Start) -> None:
     daemon = metered(dram__capacity=CAPACITY)
     with daemon.connect() as pool, daemon.connect(layout=LARGE) as other:
         wait_until(lambda: not daemon.info()["dram_is_settling"], "all of the arena can be handed out")
@@ -62,7 +59,7 @@ def test_an_eviction_for_another_size_and_one_of_a_full_index_are_reasons_of_the
     assert samples_of(daemon)['kvpool_dram_removed_chunks_total{reason="index_full"}'] == 4
 
 
-def test_saves_without_a_daemon_are_reported_to_the_next_one(metered: Callable[..., Daemon]) -> None:
+def test_saves_without_a_daemon_are_reported_to_the_next_one(metered: Start) -> None:
     daemon = metered()
     with daemon.connect() as pool:
         daemon.kill()
@@ -73,7 +70,7 @@ def test_saves_without_a_daemon_are_reported_to_the_next_one(metered: Callable[.
         wait_sample(daemon, 'kvpool_declined_chunks_total{reason="disconnected"}', 3)
 
 
-def test_a_late_save_is_counted_as_expired_once_whatever_its_engine_does_then(metered: Callable[..., Daemon]) -> None:
+def test_a_late_save_is_counted_as_expired_once_whatever_its_engine_does_then(metered: Start) -> None:
     daemon = metered(server__reservation_ttl="200ms")
     with daemon.connect() as pool:
         late = [pool.keys(tokens_of(seed, 3 * 32)) for seed in (1, 2)]
@@ -90,7 +87,7 @@ def test_a_late_save_is_counted_as_expired_once_whatever_its_engine_does_then(me
     assert found['kvpool_declined_chunks_total{reason="aborted"}'] == 0
 
 
-def test_a_hostile_report_is_cut_and_counted(metered: Callable[..., Daemon]) -> None:
+def test_a_hostile_report_is_cut_and_counted(metered: Start) -> None:
     daemon = metered()
     with daemon.connect(model="liar") as pool:
         session = pool._link.session
@@ -110,13 +107,13 @@ def test_a_hostile_report_is_cut_and_counted(metered: Callable[..., Daemon]) -> 
     assert daemon.problems() == []
 
 
-def test_a_port_in_use_refuses_the_start_by_name(metered: Callable[..., Daemon]) -> None:
+def test_a_port_in_use_refuses_the_start_by_name(metered: Start) -> None:
     taken = metered().info()["metrics"]
     with pytest.raises(AssertionError, match=f"server.metrics {taken} cannot be bound"):
         metered(server__metrics=taken)
 
 
-def test_not_ready_while_draining(metered: Callable[..., Daemon]) -> None:
+def test_not_ready_while_draining(metered: Start) -> None:
     daemon = metered(server__stop_timeout="600s")
     with daemon.connect() as pool, daemon.admin() as admin:
         address = admin.info()["metrics"]
@@ -130,7 +127,7 @@ def test_not_ready_while_draining(metered: Callable[..., Daemon]) -> None:
     assert daemon.process.wait(60.0) == 0
 
 
-def test_scrapes_under_load_are_each_of_one_moment(metered: Callable[..., Daemon]) -> None:
+def test_scrapes_under_load_are_each_of_one_moment(metered: Start) -> None:
     daemon = metered(dram__capacity=CAPACITY)
     is_over = threading.Event()
 

@@ -1,12 +1,11 @@
 """`kvpoolctl models` of a live daemon: bytes by tier, chunks, hits, last use and connections of each model and layout."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kvpool_client as kv
 from kvpool.types import PROBE_MODEL
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import store, tokens_of
 
@@ -25,9 +24,7 @@ def _models(daemon: Daemon) -> list[dict[str, Any]]:
     return rows
 
 
-def test_rows_have_what_each_model_and_layout_stores_and_uses(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_rows_have_what_each_model_and_layout_stores_and_uses(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", server__metrics="127.0.0.1:0")
     daemon.wait_open()
     wait_until(lambda: daemon.info()["health"] == "ready", "the probe's chunk is there")

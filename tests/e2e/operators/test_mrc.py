@@ -1,7 +1,6 @@
 """`kvpoolctl mrc` of a live daemon: the miss-ratio curve of its clients' requests."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import kvpool_client as kv
 import kvpool_native
 from kvpool_tools.cli.commands import mrc
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 from tests.rigs.kvpoolctl import ctl, ctl_json
 
 LAYOUT = kv.Layout(layers=1, planes=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
@@ -30,7 +29,7 @@ def _ask_for(pool: kv.Pool, prompt: int) -> None:
 
 
 @pytest.fixture
-def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
+def tight(start_daemon: Start) -> Daemon:
     """A daemon with room for 1024 chunks of 4 KiB."""
     return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
 

@@ -145,18 +145,6 @@ def test_a_step_that_wants_more_than_there_is_room_for_goes_in_pieces(
         assert there.device_bytes == before
 
 
-def test_a_scan_that_does_not_fit_keeps_what_it_had(pool: kv.Pool, device: torch.device) -> None:
-    text, end, slots = Text(32, 1500), 1500, 16
-    with both_of(pool, text, EVERYTHING, end, device=device, staging_blocks=18) as (_, there):
-        assert there._staging.table.slots == slots
-        wanted = EVERYTHING.middle_blocks(end) * LAYOUT.kv_heads
-        for query in queries(32, 4):
-            attended(there, 0, query)
-        piece = there._staging.area.piece
-        assert there.stats()["staging_hits"] >= 3 * (slots - piece)
-        assert there.stats()["staging_wanted"] == 4 * wanted
-
-
 def test_memory_on_the_device_is_bounded_whatever_the_length(pool: kv.Pool, device: torch.device) -> None:
     text = Text(33, 2500)
     token = LAYOUT.layers * LAYOUT.token_plane_bytes * 2
@@ -210,23 +198,6 @@ def test_the_next_layers_blocks_are_there_before_its_step(pool: kv.Pool, device:
         assert after["staging_copies"] == 4 * take
         check_same(host, there, text.query)
         assert there.stats()["staging_prefetch_hits"] == take, "counted once"
-
-
-def test_a_prefetch_that_does_not_fit_is_left_out(pool: kv.Pool, device: torch.device) -> None:
-    text = Text(36, 1500)
-    with both_of(pool, text, EVERYTHING, 1500, device=device, staging_blocks=12) as (host, there):
-        for query in queries(36, 2):
-            check_same(host, there, query)
-        assert there.stats()["staging_prefetch_hits"] == 0
-
-
-def test_old_blocks_make_room_for_new_ones(pool: kv.Pool, device: torch.device) -> None:
-    text, end = Text(37, 2000), 2000
-    with both_of(pool, text, CONFIG, end, device=device, staging_blocks=32) as (host, there):
-        for query in queries(37, 12):
-            check_same(host, there, query)
-        assert there.stats()["staging_copies"] > 2 * there._staging.table.slots
-        assert there._staging.table.used == there._staging.table.slots
 
 
 def test_fetched_blocks_are_what_was_appended(pool: kv.Pool, device: torch.device) -> None:

@@ -1,6 +1,5 @@
 """Compute by lookup as operators see it: what sequences did, in the metrics and statistics of a real daemon."""
 
-from collections.abc import Callable
 from dataclasses import astuple
 
 import pytest
@@ -11,14 +10,14 @@ from kvpool.types import MASS_UNIT, SPARSE_COUNTS, SparseUsage
 from kvpool_sparse import SequenceLost, SparseSequence
 from kvpool_sparse.tally import Tally
 from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.metrics import METERED, samples_of
 
 TOKENS = 900
 
 
 @pytest.fixture
-def measured(start_daemon: Callable[..., Daemon]) -> Daemon:
+def measured(start_daemon: Start) -> Daemon:
     """A daemon with metrics."""
     return start_daemon(**METERED)
 

@@ -2,7 +2,6 @@
 is left behind."""
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from tests.e2e.sparse.test_sequences import (
     pool,
     sequence_of,
 )
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
@@ -29,7 +28,7 @@ __all__ = ["module_daemon", "module_daemons", "pool"]  # fixtures
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_chunks_are_read_where_they_come_back_to_and_a_lost_place_is_never_saved_from(
-    start_daemon: Callable[..., Daemon], *, is_back: bool
+    start_daemon: Start, *, is_back: bool
 ) -> None:
     daemon = start_daemon(dram__capacity="8MiB")
     text = Text(19, 1800)

@@ -1,13 +1,13 @@
 """An SSD directory that a daemon has filled and left, made once: each test has a daemon on a copy of its own."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.ssd.test_ssd_tier import DRAM_CHUNKS, fill
-from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.daemon import SMALL, Daemon, Start
 
 # Chains of CHAIN chunks: more than DRAM has room for.
 STORED = 5
@@ -41,7 +41,7 @@ def ssd(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start_tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Callable[..., Daemon]:
+def start_tiered(start_daemon: Start, ssd: Path) -> Start:
     """Starts daemons whose SSD tier is open, of 64 MiB where no other size is named."""
 
     def start(**options: str) -> Daemon:

@@ -1,12 +1,11 @@
 """A disk that changes bytes: misses, a tier that is not written any more, and a report to the operator."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import kvpool_client as kv
 from kvpool.tiers.ssd.corruption import CHUNKS
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.payload import load_all, store, tokens_of
 
 
@@ -21,9 +20,7 @@ def on_disk_alone(daemon: Daemon, pool: kv.Pool, count: int) -> list[kv.KeyChain
     return keys
 
 
-def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
-    start_tiered: Callable[..., Daemon], ssd: Path
-) -> None:
+def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(start_tiered: Start, ssd: Path) -> None:
     daemon = start_tiered()
     with daemon.connect() as pool, daemon.admin() as admin:
         keys = on_disk_alone(daemon, pool, CHUNKS + 2)
@@ -43,9 +40,7 @@ def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
         assert store(pool, pool.keys(tokens_of(99, 32))).stored == 1  # DRAM serves on
 
 
-def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(
-    start_tiered: Callable[..., Daemon], ssd: Path
-) -> None:
+def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(start_tiered: Start, ssd: Path) -> None:
     daemon = start_tiered()
     with daemon.connect() as pool:
         keys = on_disk_alone(daemon, pool, 40)

@@ -1,18 +1,17 @@
 """Flushed chunks and a rebuild: they do not come back when the catalogue is rebuilt from the slots on disk."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import engine, keys_of, store
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Start, wait_until
 from tests.rigs.dropping import drop_leases
 from tests.rigs.kvpoolctl import ctl
 
 
-def test_flushed_chunks_stay_flushed_over_rebuilds(start_tiered: Callable[..., Daemon]) -> None:
+def test_flushed_chunks_stay_flushed_over_rebuilds(start_tiered: Start) -> None:
     daemon = start_tiered()
     dropped, kept, later = keys_of(0, 6), keys_of(100, 6), keys_of(200, 6)
     with engine(daemon, SMALL, "goes") as goes, engine(daemon, SMALL, "stays") as stays, daemon.admin() as admin:
@@ -33,7 +32,7 @@ def test_flushed_chunks_stay_flushed_over_rebuilds(start_tiered: Callable[..., D
     assert daemon.problems() == []
 
 
-def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(start_tiered: Callable[..., Daemon]) -> None:
+def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(start_tiered: Start) -> None:
     daemon = start_tiered()
     dropped, later = keys_of(0, 6), keys_of(200, 6)
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
@@ -68,9 +67,7 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(start_tie
 
 
 @pytest.mark.parametrize("older_than_s", [None, 0.0])
-def test_a_flush_that_is_answered_as_durable_outlives_a_kill(
-    start_tiered: Callable[..., Daemon], older_than_s: float | None
-) -> None:
+def test_a_flush_that_is_answered_as_durable_outlives_a_kill(start_tiered: Start, older_than_s: float | None) -> None:
     daemon = start_tiered(ssd__checkpoint_interval="1h")
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, keys_of(0, 6))
@@ -89,9 +86,7 @@ def test_a_flush_that_is_answered_as_durable_outlives_a_kill(
     assert daemon.problems() == []
 
 
-def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(start_daemon: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     daemon = start_daemon(ssd__path=str(tmp_path / "file"), ssd__capacity="64MiB")
     wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier cannot be opened")
@@ -103,7 +98,7 @@ def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(
     assert "a restart may bring back some of what the SSD tier had" in done.output
 
 
-def test_chunks_held_during_a_flush_outlive_a_restart(start_tiered: Callable[..., Daemon]) -> None:
+def test_chunks_held_during_a_flush_outlive_a_restart(start_tiered: Start) -> None:
     daemon = start_tiered()
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, keys_of(0, 6))

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import kvpool_client as kv
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import assert_right_bytes, flip_bit, load_all, store, tokens_of
 
@@ -32,7 +31,7 @@ ROUNDS = 8
 
 
 @pytest.fixture
-def tiered(start_tiered: Callable[..., Daemon]) -> Daemon:
+def tiered(start_tiered: Start) -> Daemon:
     return start_tiered(ssd__checkpoint_interval="100ms")
 
 
@@ -161,7 +160,7 @@ def test_a_missing_tier_cannot_be_sampled(shared_daemon: Daemon) -> None:
     assert ctl(shared_daemon, "verify").exit_code == 2
 
 
-def test_a_check_does_not_change_the_order_of_eviction(start_tiered: Callable[..., Daemon]) -> None:
+def test_a_check_does_not_change_the_order_of_eviction(start_tiered: Start) -> None:
     chains = 8
     capacity = (chains + 2) * CHAIN * SMALL.chunk_bytes
     tiered = start_tiered(dram__policy="lru", dram__capacity=f"{capacity}B")

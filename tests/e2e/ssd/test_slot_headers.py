@@ -1,7 +1,6 @@
 """Headers of slots on disk that have several pages: of chunks with many extents."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -9,7 +8,7 @@ import numpy as np
 
 import kvpool_client as kv
 import kvpool_native
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import RankMemory, expected_part
 
@@ -38,9 +37,7 @@ def _served(daemon: Daemon) -> None:
     assert daemon.problems() == []
 
 
-def test_chunks_with_more_extents_than_a_page_describes_survive_restarts(
-    start_tiered: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_chunks_with_more_extents_than_a_page_describes_survive_restarts(start_tiered: Start, tmp_path: Path) -> None:
     assert kvpool_native.ssd_header_bytes(MANY.extents) == 2 * PAGE
     ssd = tmp_path / "ssd"
     daemon = start_tiered(dram__capacity="32MiB")
@@ -69,9 +66,7 @@ def _move_rows(ssd: Path) -> None:
                 transaction.put(key, bytes(row))
 
 
-def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(
-    start_tiered: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(start_tiered: Start, tmp_path: Path) -> None:
     """As those are whose header has had another length: their catalogue rows name places between the slots of now."""
     ssd = tmp_path / "ssd"
     daemon = start_tiered(dram__capacity="32MiB")

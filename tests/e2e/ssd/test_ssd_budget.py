@@ -1,13 +1,12 @@
 """Writes of a daemon to its SSD tier: within its budget, stricter step by step, no chunk twice without a use in between."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import kvpool_client as kv
 from kvpool.tiering.admission import Admitted
 from kvpool_native import SSD_HEADER_BYTES
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store, tokens_of
 
 CHAIN = 4
@@ -17,8 +16,6 @@ HOURLY_CHUNKS = 48
 DAY_S = 86_400
 # Requests that the eviction policy needs to adapt.
 LESSONS = 120
-
-Start = Callable[..., Daemon]
 
 
 def keys_of(pool: kv.Pool, number: int) -> kv.KeyChain:

@@ -2,18 +2,17 @@
 those whose capacity was lowered.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from tests.e2e.ssd.test_ssd_tier import load_right
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Start, wait_until
 from tests.rigs.payload import store, tokens_of
 
 
-def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(dram__capacity="16MiB")
     assert daemon.stop() == 0
     daemon.environment["KVPOOL_FAILPOINT"] = "daemon.ssd.open_files:*:error"  # before 64 TiB are asked of the disk
@@ -27,7 +26,7 @@ def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Callable[..., Daem
     assert "Traceback" not in daemon.log()
 
 
-def test_of_chains_longer_than_the_tier_only_what_fits_is_written(start_tiered: Callable[..., Daemon]) -> None:
+def test_of_chains_longer_than_the_tier_only_what_fits_is_written(start_tiered: Start) -> None:
     daemon = start_tiered(ssd__max_chunks="20")
     with daemon.connect() as pool:
         for seed in range(4):
@@ -41,7 +40,7 @@ def test_of_chains_longer_than_the_tier_only_what_fits_is_written(start_tiered: 
 
 @pytest.mark.parametrize("is_outgrown", [False, True], ids=["cut", "made anew"])
 def test_a_lowered_capacity_is_kept_and_loses_no_chunk_that_fits(
-    start_tiered: Callable[..., Daemon], tmp_path: Path, *, is_outgrown: bool
+    start_tiered: Start, tmp_path: Path, *, is_outgrown: bool
 ) -> None:
     ssd, lowered = tmp_path / "ssd", 16 << 20
     daemon = start_tiered(ssd__capacity="256MiB", ssd__segment="1MiB")

@@ -1,14 +1,13 @@
 """Each kind of I/O of the SSD tier through a daemon: the same bytes, and `kvpoolctl info` names the kind in use."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.daemon import Daemon, Start, wait_connected
 from tests.rigs.kvpoolctl import ctl_json
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
@@ -70,9 +69,7 @@ def save_and_load_from_disk(daemon: Daemon, *, restarts: bool = True) -> None:
 
 
 @pytest.mark.parametrize("io", ["threads", "io_uring"])
-def test_chunks_outlive_a_kill_with_each_kind_of_io(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, io: str
-) -> None:
+def test_chunks_outlive_a_kill_with_each_kind_of_io(start_daemon: Start, tmp_path: Path, io: str) -> None:
     daemon = start_daemon(**{name.replace(".", "__"): value for name, value in options(tmp_path, io).items()})
     daemon.wait_open()
     words = ssd_io(daemon)

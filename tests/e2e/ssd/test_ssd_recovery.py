@@ -11,7 +11,7 @@ import kvpool_native
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from tests.e2e.ssd.conftest import STORED
 from tests.e2e.ssd.test_ssd_tier import CHAIN, chains, load_right, store_whole
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.payload import store, tokens_of
 
 PAGE_BYTES = 4096
@@ -164,7 +164,7 @@ def test_a_catalogue_of_another_program_is_set_aside(stopped: Daemon, ssd: Path)
 
 
 def test_a_directory_that_appears_later_is_used_and_gets_what_a_lease_had_kept_when_that_ends(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
+    start_daemon: Start, tmp_path: Path
 ) -> None:
     blocked = tmp_path / "mount"
     blocked.write_text("not mounted yet")
@@ -182,9 +182,7 @@ def test_a_directory_that_appears_later_is_used_and_gets_what_a_lease_had_kept_w
     assert daemon.stop() == 0
 
 
-def test_a_directory_in_use_is_refused_and_left_alone(
-    start_daemon: Callable[..., Daemon], stopped: Daemon, ssd: Path
-) -> None:
+def test_a_directory_in_use_is_refused_and_left_alone(start_daemon: Start, stopped: Daemon, ssd: Path) -> None:
     stopped.start()
     stopped.wait_open()
     other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB")
@@ -204,7 +202,7 @@ def test_a_truncated_file_costs_only_its_own_chunks(stopped: Daemon, ssd: Path) 
     assert "it begins empty" in stopped.log()
 
 
-def test_another_capacity_begins_the_tier_anew(start_tiered: Callable[..., Daemon], stopped: Daemon, ssd: Path) -> None:
+def test_another_capacity_begins_the_tier_anew(start_tiered: Start, stopped: Daemon, ssd: Path) -> None:
     other = start_tiered(ssd__capacity="32MiB", ssd__segment="1MiB")
     assert other.stats()["ssd.chunks"] == 0
     assert "the ssd tier begins empty" in other.log()

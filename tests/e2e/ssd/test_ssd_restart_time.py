@@ -6,12 +6,11 @@ The quick case has 60,000 records, the campaign's a million, all real: written b
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 from tests.rigs.large_catalogue import CHAIN, TINY, add_records, tier_for
 from tests.rigs.payload import store, tokens_of
 
@@ -47,7 +46,7 @@ def _is_quick(life: tuple[float, float, float], count: int) -> bool:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("count", [60_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
-def test_a_restart_is_as_quick_as_promised(start_tiered: Callable[..., Daemon], tmp_path: Path, count: int) -> None:
+def test_a_restart_is_as_quick_as_promised(start_tiered: Start, tmp_path: Path, count: int) -> None:
     options = tier_for(count)
     capacity = int(options["ssd__capacity"].removesuffix("B"))
     if shutil.disk_usage(tmp_path).free < capacity + (1 << 30):

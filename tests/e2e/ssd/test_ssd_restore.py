@@ -1,13 +1,12 @@
 """Restore of a large SSD tier: the daemon serves engines meanwhile, also requests about chunks that are just restored."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.large_catalogue import CHAIN, TINY, add_records, tier_for
 from tests.rigs.payload import payload_of, store, tokens_of
 
@@ -23,7 +22,7 @@ def _keys(pool: kv.Pool, seed: int) -> kv.KeyChain:
     return pool.keys(tokens_of(seed, CHAIN * TINY.chunk_tokens))
 
 
-def _restoring(start_tiered: Callable[..., Daemon], ssd: Path) -> Daemon:
+def _restoring(start_tiered: Start, ssd: Path) -> Daemon:
     """A daemon that has restored some of RECORDS chunks and CHAINS chains of an engine's, slowly, and not yet all."""
     daemon = start_tiered(**tier_for(RECORDS))
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
@@ -66,7 +65,7 @@ def _wait_restored(admin: BlockingConnection) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_is_served_while_chunks_are_restored(start_tiered: Callable[..., Daemon], ssd: Path) -> None:
+def test_an_engine_is_served_while_chunks_are_restored(start_tiered: Start, ssd: Path) -> None:
     daemon = _restoring(start_tiered, ssd)
     with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
@@ -83,7 +82,7 @@ def test_an_engine_is_served_while_chunks_are_restored(start_tiered: Callable[..
     assert daemon.stop() == 0
 
 
-def test_chunks_flushed_during_a_restore_are_gone(start_tiered: Callable[..., Daemon], ssd: Path) -> None:
+def test_chunks_flushed_during_a_restore_are_gone(start_tiered: Start, ssd: Path) -> None:
     daemon = _restoring(start_tiered, ssd)
     with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)

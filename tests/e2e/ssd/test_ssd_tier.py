@@ -3,7 +3,6 @@
 import resource
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.pool.chains import ROOM_WAIT_S
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNK_TOKENS = SMALL.chunk_tokens
@@ -25,7 +24,7 @@ STORED = 6
 
 
 @pytest.fixture
-def tiered(start_tiered: Callable[..., Daemon]) -> Daemon:
+def tiered(start_tiered: Start) -> Daemon:
     """A daemon with little DRAM over an SSD tier of 64 MiB."""
     return start_tiered(dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__checkpoint_interval="100ms")
 
@@ -68,40 +67,33 @@ def test_chunks_beyond_dram_are_found_and_loaded(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
-def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_restart_finds_a_warm_tier(tiered: Daemon, *, is_planned: bool) -> None:
     with tiered.connect() as pool:
         stored = fill(pool, STORED)
         on_disk = int(tiered.stats()["ssd.chunks"])
         assert on_disk >= STORED * CHAIN - DRAM_CHUNKS
-        wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
-        tiered.kill()
+        if is_planned:
+            assert tiered.stop() == 0
+            assert "written down, 0 dropped" in tiered.log()
+        else:
+            wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
+            tiered.kill()
+        least = STORED * CHAIN if is_planned else on_disk - CHAIN
         tiered.start()
         tiered.wait_open()
-        assert tiered.stats()["ssd.chunks"] >= on_disk - CHAIN
+        assert tiered.stats()["ssd.chunks"] >= least
         wait_connected(pool)
         found = 0
         for keys in stored:
             hit = pool.lookup(keys)
-            result = load_right(pool, keys)
-            assert result.chunks == hit.chunks
-            found += result.chunks
-        assert found >= on_disk - CHAIN
+            assert load_right(pool, keys).chunks == hit.chunks
+            found += hit.chunks
+        assert found >= least
     assert tiered.problems() == []
 
 
-def test_a_planned_restart_keeps_everything(tiered: Daemon) -> None:
-    with tiered.connect() as pool:
-        stored = fill(pool, 5)
-        assert tiered.stop() == 0
-        assert "written down, 0 dropped" in tiered.log()
-        tiered.start()
-        tiered.wait_open()
-        wait_connected(pool)
-        assert [load_right(pool, keys).chunks for keys in stored] == [CHAIN] * 5
-    assert tiered.problems() == []
-
-
-def test_the_tier_takes_no_more_than_its_capacity(start_tiered: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_the_tier_takes_no_more_than_its_capacity(start_tiered: Start, tmp_path: Path) -> None:
     capacity, count = 16 << 20, 30
     daemon = start_tiered(dram__capacity=f"{DRAM_CHUNKS * WIDE.chunk_bytes}B", ssd__capacity=f"{capacity}B")
     with daemon.connect(WIDE) as pool:
@@ -124,7 +116,7 @@ def test_the_tier_takes_no_more_than_its_capacity(start_tiered: Callable[..., Da
 
 @pytest.mark.parametrize(("chunks", "durable"), [(CHAIN, "no"), (0, "yes")])
 def test_a_tier_that_cannot_be_opened_does_not_stop_the_daemon_and_its_stop_reports_what_is_lost(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, chunks: int, durable: str
+    start_daemon: Start, tmp_path: Path, chunks: int, durable: str
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
@@ -195,9 +187,7 @@ def test_a_daemon_without_a_disk_claims_no_durability_for_its_chunks(daemon: Dae
         assert admin.demote_all(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
 
 
-def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durable(
-    start_tiered: Callable[..., Daemon],
-) -> None:
+def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durable(start_tiered: Start) -> None:
     count = 30
     daemon = start_tiered(dram__capacity="32MiB", ssd__capacity="16MiB", ssd__watermark="1")
     with daemon.connect(WIDE) as pool, daemon.admin() as admin:
@@ -241,7 +231,7 @@ def test_a_disk_that_refuses_writes_is_not_written_and_probed_again(tiered: Daem
     assert tiered.problems() == []
 
 
-def test_second_touch_writes_only_chunks_that_were_used_again(start_tiered: Callable[..., Daemon]) -> None:
+def test_second_touch_writes_only_chunks_that_were_used_again(start_tiered: Start) -> None:
     daemon = start_tiered(
         dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__watermark="0", ssd__admission="second-touch"
     )
@@ -268,7 +258,7 @@ def test_second_touch_writes_only_chunks_that_were_used_again(start_tiered: Call
 UNFIT = kv.Layout(layers=4, kv_heads=1, head_dim=1024, dtype="uint8", chunk_tokens=300, planes=1)
 
 
-def test_chunks_without_room_on_disk_do_not_keep_others_from_it(start_tiered: Callable[..., Daemon]) -> None:
+def test_chunks_without_room_on_disk_do_not_keep_others_from_it(start_tiered: Start) -> None:
     daemon = start_tiered(dram__capacity="16MiB", dram__segment="2MiB", ssd__segment="1MiB", ssd__watermark="1")
     with daemon.connect(UNFIT, model="unfit") as unfit, daemon.connect() as pool:
         chunks = (12 << 20) // UNFIT.chunk_bytes
@@ -289,7 +279,7 @@ def test_chunks_without_room_on_disk_do_not_keep_others_from_it(start_tiered: Ca
 
 
 @pytest.mark.timed
-def test_no_save_waits_for_chunks_that_are_never_written(start_tiered: Callable[..., Daemon]) -> None:
+def test_no_save_waits_for_chunks_that_are_never_written(start_tiered: Start) -> None:
     daemon = start_tiered(dram__capacity="16MiB", dram__segment="2MiB", ssd__segment="1MiB", ssd__watermark="1")
     with daemon.connect(UNFIT, model="unfit") as unfit, daemon.admin() as admin:
         chunks = (12 << 20) // UNFIT.chunk_bytes

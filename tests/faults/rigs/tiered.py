@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -52,9 +51,6 @@ def let_pass(seconds: float) -> None:
 def directory_bytes(path: Path) -> int:
     """Sizes of all files in the directory."""
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-
-
-StartDaemon = Callable[..., Daemon]
 
 
 def assert_sound(daemon: Daemon) -> None:
