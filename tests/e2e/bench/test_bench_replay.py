@@ -99,18 +99,6 @@ def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path
 
 
 @pytest.mark.slow
-def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Path) -> None:
-    trace = _conversations(tmp_path / "chat.jsonl", 12, 8)
-    run = _run(trace, "--json", "--clients", 3, "--capacity", "20%", *SMALL)
-    assert run.returncode == 0, run.stderr
-    (row,) = _rows(run)
-    assert (row["requests"], row["clients"], row["wrong_bytes"]) == (96, 3, 0)
-    assert row["capacity_bytes"] == parse_capacity("20%", row["unique_bytes"])
-    assert row["evicted_chunks"] > 0
-    assert 0 < row["hit_rate"] < row["ideal_hit_rate"]
-
-
-@pytest.mark.slow
 def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> None:
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
@@ -149,17 +137,6 @@ def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Pat
     (row,) = _rows(run)
     assert (row["wrong_bytes"], row["wrong_keys"]) == (1, [f"{key} layer 1"])
     assert f"{key} layer 1" in run.stderr
-
-
-@pytest.mark.slow
-def test_a_run_leaves_no_chunks_in_a_shared_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    trace = _conversations(tmp_path / "chat.jsonl", 2, 2)
-    for _ in range(2):
-        run = _run(trace, "--json", "--clients", 1, "--socket", daemon.socket, *SMALL)
-        assert run.returncode == 0, run.stderr
-        (row,) = _rows(run)
-        assert row["saved_chunks"] == 2 + 2 * 4
-        assert daemon.stats()["dram.chunks"] == 0
 
 
 @pytest.mark.slow

@@ -71,14 +71,6 @@ def test_steps_on_a_device_report_what_was_staged() -> None:
         assert (shares[1] == 0) is is_kept, "a prefetch brings only what the other layers have displaced"
 
 
-def test_people_read_tables_and_the_processors_name() -> None:
-    done = ctl(None, "bench", "sparse", *SMALL, "--resident", "128+1024", "--budgets", "10", "--threads", "1")
-    assert done.exit_code == 0, done.output
-    assert "sparse, 1 thread: one layer and step" in done.stdout
-    assert "10 % of 128+1024" in done.stdout
-    assert "load average" in done.stdout.splitlines()[-1]
-
-
 def test_what_it_does_not_measure_is_refused_in_words() -> None:
     for options, words in (
         (("--socket", "/tmp/none.sock", "bench", "sparse"), "sparse uses no daemon"),

@@ -13,7 +13,6 @@ from kvpool.errors import LayoutMismatch
 from kvpool_client.connection.session import Session
 from kvpool_client.verbs.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import flip_bit
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -21,7 +20,6 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 from kvpool_blocks import BlockPool
 from tests.rigs.blocks.prefix_engine import DEVICE, KV_BYTES, LAYERS, PrefixEngine
 
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 pytestmark = pytest.mark.torch
 
 CHUNK = 8

@@ -18,9 +18,8 @@ from kvpool_sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
 from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 from tests.rigs.daemon import Daemon, Start, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
 
-__all__ = ["device", "module_daemon", "module_daemons", "pool"]  # fixtures
+__all__ = ["device", "pool"]  # fixtures
 
 END = 1300
 

@@ -21,9 +21,8 @@ from kvpool_sparse.results import Floats
 from tests.e2e.sparse.test_reports import measured, wait_for
 from tests.e2e.sparse.test_sequences import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 from tests.rigs.daemon import Daemon
-from tests.rigs.module_daemons import module_daemon, module_daemons
 
-__all__ = ["measured", "module_daemon", "module_daemons"]  # fixtures
+__all__ = ["measured"]  # fixtures
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Against the host's kernels: both accumulate in float32, in other orders.

@@ -11,10 +11,7 @@ import kvpool_client as kv
 from kvpool_client.copying.leased_memory import LeasedMemory
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import bytes_at, chunk_bytes_of, payload_of, store, tokens_of
-
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 CHUNKS = 12
 

@@ -20,10 +20,9 @@ from tests.e2e.sparse.test_sequences import (
     sequence_of,
 )
 from tests.rigs.daemon import Daemon, Start, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
-__all__ = ["module_daemon", "module_daemons", "pool"]  # fixtures
+__all__ = ["pool"]  # fixtures
 
 
 @pytest.mark.parametrize("is_back", [True, False])

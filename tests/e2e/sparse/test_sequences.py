@@ -14,13 +14,11 @@ import kvpool_client as kv
 from kvpool_sparse import SequenceLost, SparseConfig, SparseSequence
 from kvpool_sparse.results import Floats
 from tests.rigs.daemon import Daemon, Start, in_both_write_modes, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
 if TYPE_CHECKING:
     from kvpool_sparse.device import DeviceSequence  # imports torch
 
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=32, dtype="bfloat16", chunk_tokens=64, summaries="clusters7")
 CONFIG = SparseConfig(

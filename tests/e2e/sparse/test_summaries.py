@@ -14,10 +14,7 @@ from kvpool_client.copying.leased_memory import LeasedMemory
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import Bytes, bytes_at, tokens_of
-
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 # A chunk's summaries fill more than one extent, and not the whole of the last.
 LAYOUT = kv.Layout(layers=8, kv_heads=2, head_dim=32, dtype="float16", chunk_tokens=16, summaries="clusters7")

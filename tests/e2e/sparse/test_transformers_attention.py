@@ -16,7 +16,6 @@ from kvpool_sparse import SparseConfig, SparseSequence
 from kvpool_sparse.device import DeviceSequence
 from tests.rigs.daemon import Daemon
 from tests.rigs.late_module import LateModule
-from tests.rigs.module_daemons import module_daemon, module_daemons
 
 if TYPE_CHECKING:
     import transformers
@@ -29,7 +28,6 @@ else:
     transformers_attention = LateModule("kvpool_sparse.transformers_attention")
 
 pytestmark = pytest.mark.torch
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
