@@ -84,36 +84,28 @@ def _expect_healed(daemon: Daemon, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "place"), _cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")))
-def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, length: str, place: str) -> None:
-    path = tmp_path / "ssd"
-    file = path / place
-    os.truncate(file, _length(length, file.stat().st_size))
-    restart(filled)
-    _expect_dram_serves(filled)
-    load_chains(filled, CHAINS)
-    assert not is_dead(filled), filled.log()
-    _expect_healed(filled, path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "place"), _cases(KINDS, tuple(PLACES)))
-def test_another_kind_of_file_in_a_files_place_costs_misses(
-    filled: Daemon, tmp_path: Path, kind: str, place: str
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [*_cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")), *_cases(KINDS, tuple(PLACES))],
+)
+def test_a_file_that_ends_too_soon_or_is_of_another_kind_costs_misses(
+    filled: Daemon, tmp_path: Path, damage: str, place: str
 ) -> None:
     path = tmp_path / "ssd"
-    replace_with(path / place, kind)
+    if damage in LENGTHS:
+        os.truncate(path / place, _length(damage, (path / place).stat().st_size))
+    else:
+        replace_with(path / place, damage)
     restart(filled)
     _expect_dram_serves(filled)
     load_chains(filled, CHAINS)
     assert not is_dead(filled), filled.log()
     for outside in tmp_path.glob("outside-*"):
         assert outside.read_bytes() == b"not yours" * 1000
-    if kind in PLACES[place]:
+    if damage in LENGTHS or damage in PLACES[place]:
         _expect_healed(filled, path)
         return
-    with filled.admin() as admin:
-        info = admin.info()
+    info = filled.info()
     assert info["ssd_state"] == "offline"
     assert place in info["ssd_reason"] or str(path) in info["ssd_reason"]
 

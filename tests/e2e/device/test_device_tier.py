@@ -28,14 +28,6 @@ def daemon(tmp_path: Path) -> Iterator[DeviceDaemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with 2 MiB of an emulated device, for all tests that leave it as it was."""
-    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon")) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
 @pytest.fixture
 def empty_daemon(module_daemon: DeviceDaemon) -> DeviceDaemon:
     """The module's daemon, empty."""

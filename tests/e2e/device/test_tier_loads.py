@@ -20,6 +20,7 @@ from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
 from tests.rigs.payload import flip_bit, payload_of, store, tokens_of
 
+KIND, OPTIONS = DeviceDaemon, {"hbm.capacity": "16MiB"}  # one that takes orders of its own
 CHUNKS, BLOCKS = 12, 48
 LAST_LAYER = (SMALL.layers - 1) * SMALL.layer_bytes
 
@@ -59,23 +60,6 @@ class TierEngine:
 
     def close(self) -> None:
         self.pool.close()
-
-
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with memory of an emulated device, for all tests."""
-    with DeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture
-def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """The module's daemon, empty."""
-    use_emulated_driver(monkeypatch)
-    module_daemon.empty()
-    yield module_daemon
-    emulated.order("clear 1")
 
 
 @pytest.fixture
