@@ -69,12 +69,22 @@ def flush_all(daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def tiered(fault_filesystem: FaultFilesystem, start_daemon: Start) -> Daemon:
+def start_on_mount(fault_filesystem: FaultFilesystem, start_daemon: Start) -> Start:
+    """Starts daemons whose tier lies on the mount, and is open."""
+    tier = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
+
+    def start(**options: str) -> Daemon:
+        daemon = start_daemon(**tier, **options)
+        daemon.wait_open()
+        return daemon
+
+    return start
+
+
+@pytest.fixture
+def tiered(start_on_mount: Start) -> Daemon:
     """A daemon whose tier lies on the mount."""
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options)
-    daemon.wait_open()
-    return daemon
+    return start_on_mount()
 
 
 def _expect_all_well(daemon: Daemon) -> Tally:
@@ -312,11 +322,9 @@ def test_a_disk_that_hangs_delays_nobody_for_long(
 
 @pytest.mark.slow
 def test_an_unresponsive_disk_is_not_used_until_it_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: Start, summary: Callable[[str], None]
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, summary: Callable[[str], None]
 ) -> None:
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
-    daemon.wait_open()
+    daemon = start_on_mount(ssd__stall_timeout=f"{STALL_MS}ms")
 
     def state() -> object:
         client.turn()
@@ -339,12 +347,10 @@ def test_an_unresponsive_disk_is_not_used_until_it_answers(
 
 @pytest.mark.parametrize("match", [CATALOGUE, FLUSHED])
 def test_what_waits_for_the_disk_for_long_is_shown(
-    fault_filesystem: FaultFilesystem, start_daemon: Start, match: str
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, match: str
 ) -> None:
     """The segment files answer meanwhile."""
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
-    daemon.wait_open()
+    daemon = start_on_mount(ssd__stall_timeout=f"{STALL_MS}ms")
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         store(pool, chain_of(pool, 1))
         assert admin.demote_all(60.0)["durable"]
@@ -370,11 +376,9 @@ def test_what_waits_for_the_disk_for_long_is_shown(
     ],
 )
 def test_a_daemon_stops_although_its_disk_never_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: Start, match: str, line: str
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, match: str, line: str
 ) -> None:
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
-    daemon = start_daemon(**options, server__stop_timeout="100ms")
-    daemon.wait_open()
+    daemon = start_on_mount(server__stop_timeout="100ms")
     fault_filesystem.set(match=match, delay_us=NEVER_US)
     with daemon.connect() as pool:
         store(pool, chain_of(pool, 1))

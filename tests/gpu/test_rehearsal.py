@@ -17,6 +17,7 @@ from tests.gpu import needs
 from tests.gpu.parts import PARTS, Part
 from tests.gpu.results import FILE_NAME
 from tests.rigs.daemon import wait_until
+from tests.rigs.runs.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 2.0, "least": 1.0, "most": 3.0, "rounds": 3}
@@ -41,13 +42,6 @@ def run_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
         return run.main(["--out", str(tmp_path), *arguments])
 
     return start
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def _found(tmp_path: Path) -> dict[str, dict[str, object]]:
@@ -153,7 +147,7 @@ def test_an_interrupt_ends_the_part_with_its_daemons_and_keeps_what_it_has(
     file = tmp_path / "pid"
     code = f"{PRINTS}{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     assert run_parts([_part("hangs", code), _part("later", "pass")], "--rehearse") == 130
-    wait_until(lambda: not _lives(int(file.read_text())), "it has ended")
+    wait_until(lambda: not is_running(int(file.read_text())), "it has ended")
     found = _found(tmp_path)
     assert list(found) == ["hangs"]
     assert (found["hangs"]["verdict"], found["hangs"]["why"]) == ("cut", "interrupted")

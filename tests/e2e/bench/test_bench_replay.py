@@ -1,6 +1,5 @@
 """`kvpoolctl bench replay` against real daemons: its counts, wrong bytes found, exit codes, nothing left behind."""
 
-import contextlib
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.kvpoolctl import PROGRAM, ctl, execute
 from tests.rigs.real_traces import real_traces
+from tests.rigs.runs.processes import descendants_of, is_running
 
 CHUNK_BYTES = 16 << 10
 LAYOUT = replay_layout(CHUNK_BYTES, BLOCK_TOKENS)
@@ -93,8 +93,10 @@ def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path
     assert row["wrong_bytes"] == 0
     assert (row["loads_short"], row["saves_declined"], row["evicted_chunks"]) == ({}, {}, 0)
     assert (row["ssd_capacity_bytes"], row["hit_tokens_ssd"], row["ssd_written_per_hit_byte"]) == (0, 0, None)
-    for name in ("load_gb_per_s", "save_gb_per_s", "memcpy_gb_per_s", "load_p50_us", "save_p99_us", "acquire_p50_us"):
+    for name in ("load_p50_us", "save_p99_us", "acquire_p50_us"):
         assert row[name] > 0, name
+    for name in ("load_gb_per_s", "save_gb_per_s", "memcpy_gb_per_s"):
+        assert row[name] >= 0, "a busy machine's rate of so few bytes may be rounded to nothing"
     assert row["cpu_seconds"] == pytest.approx(row["daemon_cpu_seconds"] + row["client_cpu_seconds"], abs=0.011)
 
 
@@ -195,23 +197,6 @@ def test_a_capacity_is_a_size_or_a_share() -> None:
             parse_capacity(text, 800)
 
 
-def _descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found |= {int(child)} | _descendants(int(child))
-    return found
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short path: a socket's path has 107 bytes at most."""
@@ -229,7 +214,7 @@ def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Po
         environment = {**os.environ, "TMPDIR": str(short)}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         started.append(process)
-        wait_until(lambda: process.poll() is not None or len(_descendants(process.pid)) == 3, "it runs", 120.0)
+        wait_until(lambda: process.poll() is not None or len(descendants_of(process.pid)) == 3, "it runs", 120.0)
         assert process.poll() is None, "a daemon and two clients run"
         return process
 
@@ -245,38 +230,38 @@ def test_no_process_outlives_the_command(
     running: Callable[[], "subprocess.Popen[bytes]"], short: Path, number: signal.Signals
 ) -> None:
     process = running()
-    children = _descendants(process.pid)
+    children = descendants_of(process.pid)
     process.send_signal(number)
     assert process.wait(120.0) == (-number if number == signal.SIGKILL else 1)
-    wait_until(lambda: not any(_runs(pid) for pid in children), "all of its processes have ended")
+    wait_until(lambda: not any(is_running(pid) for pid in children), "all of its processes have ended")
     if number != signal.SIGKILL:
         assert not list(short.glob("kvpool-bench-*"))
 
 
 def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess.Popen[bytes]"]) -> None:
     process = running()
-    children = _descendants(process.pid)
+    children = descendants_of(process.pid)
     client = next(
         pid for pid in children if b"kvpool_tools.bench.replay.client" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(client, signal.SIGKILL)
     assert process.wait(120.0) == 1
-    assert not any(_runs(pid) for pid in children)
+    assert not any(is_running(pid) for pid in children)
 
 
 def test_a_client_that_sends_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ReplaySettings(daemon.socket, SALT, CHUNK_BYTES, BLOCK_TOKENS, 4)
     served: list[RequestResult] = []
-    others = _descendants(os.getpid())
+    others = descendants_of(os.getpid())
     with Clients(settings, 1) as clients:
-        (child,) = _descendants(os.getpid()) - others
+        (child,) = descendants_of(os.getpid()) - others
         os.kill(child, signal.SIGSTOP)
         monkeypatch.setattr(bench_clients, "ANSWER_TIMEOUT_S", 0.2)
         monkeypatch.setattr(bench_clients, "STOP_TIMEOUT_S", 0.2)
         with pytest.raises(KVPoolError, match="1 client processes gave no answer"):
             clients.serve(iter([(1, 2, 3)]), served.append)
     assert served == []
-    assert not _runs(child)
+    assert not is_running(child)
 
 
 @pytest.mark.slow
