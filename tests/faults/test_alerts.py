@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvpool_client as kv
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
-from tests.faults.rigs.tiered import tier_options, wait_open
+from tests.faults.rigs.tiered import tier_options
 from tests.faults.rigs.traffic import chain_of
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import load_all, store, tokens_of
 from tests.rigs.runs.ports import free_port
 
@@ -30,7 +30,7 @@ RULES = Path(__file__).parents[2] / "configs" / "kvpool-alerts.yml"
 BEFORE_MIN, WHOLE_MIN, LOOK_MIN = 10, 60, 40
 FLAP_MIN = 3
 FEW_LOADS = 20
-StartDaemon = Callable[..., Daemon]
+
 # The series of a page, by name with labels, and whether each is a counter.
 Page = dict[str, tuple[float, bool]]
 
@@ -92,7 +92,7 @@ def _fired(tmp_path: Path, before: Page, now: Page, *, flaps: bool = False) -> s
 
 
 @pytest.fixture
-def metered(start_daemon: StartDaemon) -> StartDaemon:
+def metered(start_daemon: Start) -> Start:
     """Starts daemons with metrics."""
 
     def start(**options: str) -> Daemon:
@@ -109,7 +109,7 @@ def _used(daemon: Daemon, first: int = 1) -> None:
         assert load_all(pool, keys)[0].chunks == 4
 
 
-def test_a_daemon_that_is_used_fires_nothing(tmp_path: Path, metered: StartDaemon) -> None:
+def test_a_daemon_that_is_used_fires_nothing(tmp_path: Path, metered: Start) -> None:
     daemon = metered()
     _used(daemon)
     before = _page(daemon)
@@ -117,7 +117,7 @@ def test_a_daemon_that_is_used_fires_nothing(tmp_path: Path, metered: StartDaemo
     assert _fired(tmp_path, before, _page(daemon)) == set()
 
 
-def test_declined_saves(tmp_path: Path, metered: StartDaemon) -> None:
+def test_declined_saves(tmp_path: Path, metered: Start) -> None:
     daemon = metered(dram__connection_quota="0.000001")
     before = _page(daemon)
     with daemon.connect() as pool:
@@ -126,7 +126,7 @@ def test_declined_saves(tmp_path: Path, metered: StartDaemon) -> None:
     assert _fired(tmp_path, before, _page(daemon)) == {"KvpoolSavesDeclined"}
 
 
-def test_refused_connections(tmp_path: Path, metered: StartDaemon) -> None:
+def test_refused_connections(tmp_path: Path, metered: Start) -> None:
     daemon = metered(server__max_connections="4")
     before, address = _page(daemon), daemon.info()["metrics"]
     with ExitStack() as pools, daemon.admin() as admin:
@@ -137,7 +137,7 @@ def test_refused_connections(tmp_path: Path, metered: StartDaemon) -> None:
     assert _fired(tmp_path, before, now) == {"KvpoolConnectionsRefused"}
 
 
-def test_loads_that_fall_short(tmp_path: Path, metered: StartDaemon) -> None:
+def test_loads_that_fall_short(tmp_path: Path, metered: Start) -> None:
     """An operator ends a connection that has leased what it then loads."""
     daemon = metered()
     _used(daemon)
@@ -161,7 +161,7 @@ def _short_loads(page: Page) -> float:
     return sum(value for name, (value, _) in page.items() if name.startswith("kvpool_failed_loads_total"))
 
 
-def test_a_peer_that_was_killed(tmp_path: Path, metered: StartDaemon) -> None:
+def test_a_peer_that_was_killed(tmp_path: Path, metered: Start) -> None:
     ports = free_port(), free_port()
     members = ", ".join(f"127.0.0.1:{port}" for port in ports)
     nodes = [
@@ -183,12 +183,12 @@ def test_a_peer_that_was_killed(tmp_path: Path, metered: StartDaemon) -> None:
     assert "the connection ended" in here.log()
 
 
-def test_a_store_that_is_away(tmp_path: Path, metered: StartDaemon) -> None:
+def test_a_store_that_is_away(tmp_path: Path, metered: Start) -> None:
     daemon = metered(store__master="localhost:1")
     assert _fired(tmp_path, _page(daemon), _page(daemon)) == {"KvpoolStoreAway"}
 
 
-def test_a_daemon_that_is_restarted_again_and_again(tmp_path: Path, metered: StartDaemon) -> None:
+def test_a_daemon_that_is_restarted_again_and_again(tmp_path: Path, metered: Start) -> None:
     daemon = metered()
     before = _page(daemon)
     for _ in range(2):
@@ -198,11 +198,11 @@ def test_a_daemon_that_is_restarted_again_and_again(tmp_path: Path, metered: Sta
 
 
 @pytest.fixture
-def on_disk(fault_filesystem: FaultFilesystem, metered: StartDaemon) -> Iterator[Daemon]:
+def on_disk(fault_filesystem: FaultFilesystem, metered: Start) -> Iterator[Daemon]:
     """A daemon with metrics and a tier on a disk that can fail, with chunks there."""
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=96, capacity=64 << 20, policy="lru")
     daemon = metered(**options)
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
         for number in range(3):

@@ -1,7 +1,6 @@
 """Engines on a device whose daemon, devices and processes stop at random for longer than every deadline: never a wrong byte."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.device_engine import LAYOUT
+from tests.rigs.daemon import importing
 from tests.rigs.device.device_daemon import DeviceDaemon
 from tests.rigs.device.emulated import METHODS, REAL, environment
 
@@ -63,14 +63,13 @@ class Life:
             engine.communicate()
 
     def _start(self, seconds: float) -> "subprocess.Popen[str]":
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
         # Some engines' devices hang with the daemon's.
         orders = self.daemon.control.environment if self._dice.random() < 0.5 else {}
         driver = environment(self._method, delay_us=str(self._dice.choice(DELAYS_US[:4])))
         arguments = [self.daemon.socket, str(self._dice.randrange(1 << 32)), str(max(1.0, seconds))]
         return subprocess.Popen(
             [sys.executable, "-m", "tests.faults.rigs.device_engine", *arguments],
-            env={**os.environ, **driver, **orders, "PYTHONPATH": paths},
+            env={**importing(), **driver, **orders},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

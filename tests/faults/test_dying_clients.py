@@ -3,32 +3,19 @@
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 import traceback
-from pathlib import Path
 
 import pytest
 
 from tests.faults.rigs.batches import batches
-from tests.faults.rigs.workload import CHAIN, chain_tokens
+from tests.faults.rigs.workload import chain_tokens
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
-ROOT = Path(__file__).parent.parent.parent
 AT_ONCE = 6
 LIFE_S_MAX = 0.6
 FREED_WITHIN_S = 1.0
 ENDLESS = "1000000"
-
-
-def _start_worker(daemon: Daemon) -> "subprocess.Popen[bytes]":
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.faults.rigs.workload", daemon.socket, ENDLESS]
-    return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
 
 
 def _forked_workers(daemon: Daemon, lives_s: list[float]) -> list[int]:
@@ -82,20 +69,4 @@ def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) ->
             result, into = load_all(pool, keys)
             assert_right_bytes(keys, SMALL, result, into)
         assert store(pool, pool.keys(chain_tokens(5000))).declined == 0
-    assert daemon.problems() == []
-
-
-@pytest.mark.slow
-def test_a_worker_process_killed_outright_leaves_nothing(daemon: Daemon, seed: int) -> None:
-    dice = random.Random(seed)
-    workers = [_start_worker(daemon) for _ in range(2)]
-    try:
-        wait_until(lambda: int(daemon.stats()["saved_chunks"]) > CHAIN, "work is under way")
-        end = time.monotonic() + dice.uniform(0.0, 0.3)
-        wait_until(lambda: time.monotonic() > end, "some more of it")
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    _expect_nothing_left_but_tickets(daemon)
     assert daemon.problems() == []

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from kvpool.errors import ConfigError, KVPoolError
 from kvpool.failpoint import FAILPOINTS, WITHOUT_ERROR, parse
 from tests.faults.rigs.workload import CHAIN, chain_tokens
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, importing, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
 ROUNDS = 6
@@ -71,11 +71,7 @@ def _needs_earlier_life(name: str) -> bool:
 
 
 def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]),
-    }
-    environment["KVPOOL_FAILPOINT"] = failpoint
+    environment = {**importing(), "KVPOOL_FAILPOINT": failpoint}
     command = [sys.executable, "-m", "tests.faults.rigs.workload", daemon.socket, str(ROUNDS)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WORK_TIMEOUT_S, check=False)
 
@@ -83,7 +79,7 @@ def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":
 def _live_before(daemon: Daemon) -> None:
     """A life that leaves chunks on disk, however slow the disk is to open and to write."""
     daemon.start()
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
+    daemon.wait_open()
     assert _work(daemon, "").returncode == 0
     wait_until(lambda: int(daemon.stats()["ssd.chunks"]) > 0, "chunks are on disk", SLOW_DISK_S)
     assert daemon.stop() == 0
@@ -122,7 +118,7 @@ def _expect_all_well(daemon: Daemon) -> None:
     daemon.environment = {}
     daemon.start()
     if "ssd.path" in str(daemon.command()):
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
+        daemon.wait_open()
     with daemon.connect() as pool:
         for number in [*range(ROUNDS), 9000]:
             keys = pool.keys(chain_tokens(number))
@@ -140,7 +136,7 @@ def _expect_all_well(daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def make_daemon(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def make_daemon(start_daemon: Start, tmp_path: Path) -> Start:
     """A stopped daemon with little DRAM, over an SSD tier or not."""
 
     def make(*, has_ssd: bool) -> Daemon:
@@ -160,9 +156,7 @@ def make_daemon(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "action"), list(_cases()))
-def test_a_failure_here_costs_misses_and_nothing_else(
-    make_daemon: Callable[..., Daemon], name: str, action: str
-) -> None:
+def test_a_failure_here_costs_misses_and_nothing_else(make_daemon: Start, name: str, action: str) -> None:
     daemon = make_daemon(has_ssd=name != "daemon.evict.after")
     failpoint = f"{name}:{1 if name in FIRST_TIME else 2}:{action}"
     of_daemon = name.startswith("daemon.")

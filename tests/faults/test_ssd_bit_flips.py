@@ -13,16 +13,14 @@ from tests.faults.rigs.damage import flip_anywhere, flip_in_slots
 from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     is_dead,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import CHAIN, Tally, WrongBytes, fill, load_chains
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 
 CHAINS = 30
 FLIPS_A_ROUND = 20
@@ -32,11 +30,11 @@ FAILURES_IN_A_ROUND_MAX = 4
 
 @pytest.mark.parametrize("rounds", [pytest.param(1, id="a-round"), *batches(10, of=40)])
 def test_flips_in_segment_files_under_a_daemon_are_misses(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
     dice = random.Random(seed)
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
-    wait_open(daemon)
+    daemon.wait_open()
     segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
     flips, waits, found = 0, [0.0], Tally()
     for number in range(rounds):
@@ -50,7 +48,7 @@ def test_flips_in_segment_files_under_a_daemon_are_misses(
         flips += flip_in_slots(segments, FLIPS_A_ROUND, SLOT_BYTES, dice)
         if number % 2:
             waits.append(restart(daemon))
-            wait_open(daemon)
+            daemon.wait_open()
         found += load_chains(daemon, CHAINS)
         assert not is_dead(daemon), daemon.log()
         assert daemon.stats()["ssd.corrupt_chunks"] > 0
@@ -87,7 +85,7 @@ def _work_until_it_holds(daemon: Daemon) -> int:
             deaths += 1
             restart(daemon)
         else:
-            wait_open(daemon)
+            daemon.wait_open()
     raise AssertionError(f"the daemon fails on and on: {daemon.log()[-3000:]}")
 
 
@@ -98,12 +96,12 @@ def _times_closed(daemon: Daemon) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(2, id="some"), *batches(20, of=80)])
 def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     flips, deaths, kept, waits, found = 0, 0, 0, [], Tally()
     for _ in range(rounds):
@@ -119,7 +117,7 @@ def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
         kept += here.served > 0
         found += here
         deaths += _work_until_it_holds(daemon)
-        wait_open(daemon)
+        daemon.wait_open()
         assert directory_bytes(path) <= CAPACITY
     summary(
         f"{flips} flips in {rounds} catalogues, {kept} kept, {found.served} of {rounds * CHAINS * CHAIN} chunks served, "

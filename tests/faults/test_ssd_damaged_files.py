@@ -11,16 +11,14 @@ import pytest
 from tests.faults.rigs.damage import PAGE_BYTES, replace_with
 from tests.faults.rigs.tiered import (
     CAPACITY,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     is_dead,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import DramClient, chain_of, fill, load_chains
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store
 
 CHAINS = 60
@@ -58,10 +56,10 @@ def _length(text: str, size: int) -> int:
 
 
 @pytest.fixture
-def filled(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+def filled(start_daemon: Start, tmp_path: Path) -> Daemon:
     """A daemon that was killed with every chain on disk."""
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     daemon.kill()
     return daemon
@@ -74,7 +72,7 @@ def _expect_dram_serves(daemon: Daemon) -> None:
 
 def _expect_healed(daemon: Daemon, path: Path) -> None:
     """The tier works and keeps its chunks over another restart."""
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.admin() as admin:
         admin.flush(None, None)
     fill(daemon, CHAINS)
@@ -86,48 +84,40 @@ def _expect_healed(daemon: Daemon, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "place"), _cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")))
-def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, length: str, place: str) -> None:
-    path = tmp_path / "ssd"
-    file = path / place
-    os.truncate(file, _length(length, file.stat().st_size))
-    restart(filled)
-    _expect_dram_serves(filled)
-    load_chains(filled, CHAINS)
-    assert not is_dead(filled), filled.log()
-    _expect_healed(filled, path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "place"), _cases(KINDS, tuple(PLACES)))
-def test_another_kind_of_file_in_a_files_place_costs_misses(
-    filled: Daemon, tmp_path: Path, kind: str, place: str
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [*_cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")), *_cases(KINDS, tuple(PLACES))],
+)
+def test_a_file_that_ends_too_soon_or_is_of_another_kind_costs_misses(
+    filled: Daemon, tmp_path: Path, damage: str, place: str
 ) -> None:
     path = tmp_path / "ssd"
-    replace_with(path / place, kind)
+    if damage in LENGTHS:
+        os.truncate(path / place, _length(damage, (path / place).stat().st_size))
+    else:
+        replace_with(path / place, damage)
     restart(filled)
     _expect_dram_serves(filled)
     load_chains(filled, CHAINS)
     assert not is_dead(filled), filled.log()
     for outside in tmp_path.glob("outside-*"):
         assert outside.read_bytes() == b"not yours" * 1000
-    if kind in PLACES[place]:
+    if damage in LENGTHS or damage in PLACES[place]:
         _expect_healed(filled, path)
         return
-    with filled.admin() as admin:
-        info = admin.info()
+    info = filled.info()
     assert info["ssd_state"] == "offline"
     assert place in info["ssd_reason"] or str(path) in info["ssd_reason"]
 
 
 @pytest.mark.slow
 def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None]
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None]
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     segments = sorted(path.glob("segment-*.kvs"))
     segments[0].unlink()
@@ -153,11 +143,11 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebuilt(
-    start_daemon: StartDaemon, tmp_path: Path, how: str
+    start_daemon: Start, tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     shutil.copytree(path / "catalogue", tmp_path / "older")
     fill(daemon, CHAINS)
     (path / "catalogue").rename(tmp_path / "elsewhere")
@@ -168,16 +158,16 @@ def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebui
     assert daemon.stop() == 0
     assert "durable: no" in daemon.log()
     restart(daemon)
-    wait_open(daemon)
+    daemon.wait_open()
     assert load_chains(daemon, CHAINS).missed == 0, "it is rebuilt from the slots"
     assert_sound(daemon)
 
 
 @pytest.mark.slow
-def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: Start, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     fill(daemon, CHAINS)
     with (path / "catalogue" / "data.mdb").open("r+b") as file:
         size = os.fstat(file.fileno()).st_size

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ from kvpool.tiers.ssd.corruption import REST_S
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.faults.rigs.power_cut import cut_and_restore
-from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, let_pass, restart, tier_options, wait_open
+from tests.faults.rigs.tiered import assert_sound, is_dead, let_pass, restart, tier_options
 from tests.faults.rigs.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store
 
 CHAINS = 150
@@ -68,12 +69,22 @@ def flush_all(daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
+def start_on_mount(fault_filesystem: FaultFilesystem, start_daemon: Start) -> Start:
+    """Starts daemons whose tier lies on the mount, and is open."""
+    tier = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
+
+    def start(**options: str) -> Daemon:
+        daemon = start_daemon(**tier, **options)
+        daemon.wait_open()
+        return daemon
+
+    return start
+
+
+@pytest.fixture
+def tiered(start_on_mount: Start) -> Daemon:
     """A daemon whose tier lies on the mount."""
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options)
-    wait_open(daemon)
-    return daemon
+    return start_on_mount()
 
 
 def _expect_all_well(daemon: Daemon) -> Tally:
@@ -86,7 +97,7 @@ def _expect_all_well(daemon: Daemon) -> Tally:
         assert admin.demote_all(10.0)["left"] == 0
         daemon.kill()
         restart(daemon)
-        wait_open(daemon)
+        daemon.wait_open()
         wait_connected(pool)
         kept = Tally()
         for number in range(1000, 1008):
@@ -96,44 +107,65 @@ def _expect_all_well(daemon: Daemon) -> Tally:
     return load_chains(daemon, CHAINS)
 
 
+class Turns:
+    """An engine in DRAM beside others' traffic, whose turns go on while a fault comes, is seen, and goes."""
+
+    def __init__(self, daemon: Daemon, filesystem: FaultFilesystem, seed: int) -> None:
+        self._daemon, self._filesystem = daemon, filesystem
+        self._traffic = Traffic(daemon, seed, chains=CHAINS)
+        self._client = DramClient(daemon, first_chain=50_000)
+
+    def until(self, is_seen: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 180.0) -> None:
+        """Turns until the statistics show something."""
+
+        def look() -> bool:
+            self._client.turn()
+            return is_seen(self._daemon.stats())
+
+        wait_until(look, what, timeout_s)
+
+    @contextlib.contextmanager
+    def beside(self, summary: Callable[[str], None], *, back_within_s: float = BACK_WITHIN_S) -> Iterator[None]:
+        """The block sets the fault and sees it. Afterwards the tier comes back, and a kill loses nothing of it."""
+        with self._traffic, self._client:
+            yield
+            for _ in range(TURNS):
+                self._client.turn()
+            self._filesystem.clear()
+            before = int(self._daemon.stats()["ssd.demoted_chunks"])
+            self.until(
+                lambda stats: stats["ssd.state"] == "ok" and int(stats["ssd.demoted_chunks"]) > before,
+                "the tier is tried again and takes chunks",
+                back_within_s,
+            )
+        assert not is_dead(self._daemon)
+        found = _expect_all_well(self._daemon)
+        summary(
+            f"{self._client.turns} turns of an engine, slowest {1e3 * self._client.slowest_s:.0f} ms, "
+            f"{self._traffic.tally.served} chunks served, {found.served} after a kill"
+        )
+        assert self._client.slowest_s <= TURN_S_MAX
+
+
+@pytest.fixture
+def turns(tiered: Daemon, fault_filesystem: FaultFilesystem, seed: int) -> Turns:
+    return Turns(tiered, fault_filesystem, seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", list(_cases(FAILURES)))
 def test_a_failing_disk_does_not_affect_dram_and_is_probed_again(
     fault_filesystem: FaultFilesystem,
     tiered: Daemon,
-    seed: int,
+    turns: Turns,
     summary: Callable[[str], None],
     fault: dict[str, int | str],
 ) -> None:
-    with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
+    with turns.beside(summary):
         wait_until(lambda: int(tiered.stats()["ssd.demoted_chunks"]) > CHAIN, "chunks are written")
         fault_filesystem.set(**fault)
-
-        def has_given_up() -> bool:
-            client.turn()
-            return tiered.stats()["ssd.state"] in ("readonly", "offline")
-
-        wait_until(has_given_up, "the tier gives up")
-        with tiered.admin() as admin:
-            assert admin.info()["ssd_reason"] != ""
-        for _ in range(TURNS):
-            client.turn()
-        fault_filesystem.clear()
-
-        def is_back() -> bool:
-            client.turn()
-            demoted = int(tiered.stats()["ssd.demoted_chunks"])
-            return tiered.stats()["ssd.state"] == "ok" and demoted > before
-
-        before = int(tiered.stats()["ssd.demoted_chunks"])
-        wait_until(is_back, "the tier is tried again and takes chunks", BACK_WITHIN_S)
-    assert not is_dead(tiered)
-    found = _expect_all_well(tiered)
-    summary(
-        f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms, "
-        f"{traffic.tally.served} chunks served, {found.served} after a kill"
-    )
-    assert client.slowest_s <= TURN_S_MAX
+        turns.until(lambda stats: stats["ssd.state"] in ("readonly", "offline"), "the tier gives up")
+        assert tiered.info()["ssd_reason"] != ""
 
 
 def _problems(daemon: Daemon) -> list[str]:
@@ -184,23 +216,6 @@ def test_reads_that_fail_while_writes_work_are_tried_later_each_time_and_shown(
     summary(f"states {' '.join(states)}, {promised} promotions failed before the tier was suspended")
 
 
-def test_a_tier_whose_directory_is_removed_is_not_durable_and_degraded(
-    fault_filesystem: FaultFilesystem, tiered: Daemon
-) -> None:
-    with tiered.connect(timeout_s=10.0) as pool, tiered.admin() as admin:
-        wait_connected(pool)
-        store(pool, chain_of(pool, 1))
-        assert admin.demote_all(60.0)["durable"]
-        (fault_filesystem.path / "ssd").rename(fault_filesystem.path / "elsewhere")
-        store(pool, chain_of(pool, 2))
-        assert not admin.demote_all(60.0)["durable"]
-        wait_until(
-            lambda: any("has been removed while it is in use" in one for one in _problems(tiered)), "it is shown"
-        )
-    assert tiered.stop() == 0
-    assert "durable: no" in tiered.log()
-
-
 def test_a_catalogue_that_cannot_be_read_suspends_the_tier_and_the_daemon_lives(
     fault_filesystem: FaultFilesystem, tiered: Daemon
 ) -> None:
@@ -225,7 +240,7 @@ def test_a_catalogue_that_cannot_be_read_suspends_the_tier_and_the_daemon_lives(
         restart(tiered)
         wait_until(lambda: tiered.stats()["ssd.state"] == "offline", "the tier cannot be opened", BACK_WITHIN_S)
         fault_filesystem.clear()
-        wait_open(tiered)
+        tiered.wait_open()
         wait_connected(pool)
         kept = Tally()
         for number in (1, 3):
@@ -238,59 +253,26 @@ def test_a_catalogue_that_cannot_be_read_suspends_the_tier_and_the_daemon_lives(
 def test_a_disk_that_tears_writes_is_detected_and_probed_again(
     fault_filesystem: FaultFilesystem,
     tiered: Daemon,
-    seed: int,
+    turns: Turns,
     summary: Callable[[str], None],
     fault: dict[str, int | str],
 ) -> None:
-    with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
+    with turns.beside(summary, back_within_s=REST_S + BACK_WITHIN_S):
         fault_filesystem.set(**fault)
-
-        def is_found_out() -> bool:
-            client.turn()
-            return int(tiered.stats()["ssd.bad_writes"]) > 0
-
-        wait_until(is_found_out, "a torn write is read back", BACK_WITHIN_S)
+        turns.until(lambda stats: int(stats["ssd.bad_writes"]) > 0, "a torn write is read back", BACK_WITHIN_S)
         assert tiered.stats()["ssd.io_distrusted"] == 1
-        for _ in range(TURNS):
-            client.turn()
-        fault_filesystem.clear()
-
-        def is_back() -> bool:
-            client.turn()
-            return tiered.stats()["ssd.state"] == "ok" and int(tiered.stats()["ssd.demoted_chunks"]) > before
-
-        before = int(tiered.stats()["ssd.demoted_chunks"])
-        wait_until(is_back, "the tier is tried again and takes chunks", REST_S + BACK_WITHIN_S)
-    found = _expect_all_well(tiered)
-    summary(
-        f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms, "
-        f"{traffic.tally.served} chunks served, {found.served} after a kill"
-    )
-    assert client.slowest_s <= TURN_S_MAX
 
 
 @pytest.mark.campaign
 def test_a_slow_disk_costs_misses(
-    fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None]
+    fault_filesystem: FaultFilesystem, turns: Turns, summary: Callable[[str], None]
 ) -> None:
-    with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
+    with turns.beside(summary):
         fault_filesystem.set(**SLOW)
-
-        def has_moved_much() -> bool:
-            client.turn()
-            stats = tiered.stats()
-            return int(stats["ssd.demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0
-
-        wait_until(has_moved_much, "chunks move to the disk and back")
-        for _ in range(TURNS):
-            client.turn()
-        fault_filesystem.clear()
-    found = _expect_all_well(tiered)
-    summary(
-        f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms, "
-        f"{traffic.tally.served} chunks served, {found.served} after a kill"
-    )
-    assert client.slowest_s <= TURN_S_MAX
+        turns.until(
+            lambda stats: int(stats["ssd.demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0,
+            "chunks move to the disk and back",
+        )
 
 
 @pytest.mark.slow
@@ -316,7 +298,7 @@ def test_a_daemon_that_starts_on_a_failing_disk_serves_from_dram(
     tiered.kill()
     fault_filesystem.clear()
     restart(tiered)
-    wait_open(tiered)
+    tiered.wait_open()
     _expect_all_well(tiered)
 
 
@@ -340,11 +322,9 @@ def test_a_disk_that_hangs_delays_nobody_for_long(
 
 @pytest.mark.slow
 def test_an_unresponsive_disk_is_not_used_until_it_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, summary: Callable[[str], None]
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, summary: Callable[[str], None]
 ) -> None:
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
-    wait_open(daemon)
+    daemon = start_on_mount(ssd__stall_timeout=f"{STALL_MS}ms")
 
     def state() -> object:
         client.turn()
@@ -367,12 +347,10 @@ def test_an_unresponsive_disk_is_not_used_until_it_answers(
 
 @pytest.mark.parametrize("match", [CATALOGUE, FLUSHED])
 def test_what_waits_for_the_disk_for_long_is_shown(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, match: str
 ) -> None:
     """The segment files answer meanwhile."""
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
-    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
-    wait_open(daemon)
+    daemon = start_on_mount(ssd__stall_timeout=f"{STALL_MS}ms")
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         store(pool, chain_of(pool, 1))
         assert admin.demote_all(60.0)["durable"]
@@ -398,11 +376,9 @@ def test_what_waits_for_the_disk_for_long_is_shown(
     ],
 )
 def test_a_daemon_stops_although_its_disk_never_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str, line: str
+    fault_filesystem: FaultFilesystem, start_on_mount: Start, match: str, line: str
 ) -> None:
-    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
-    daemon = start_daemon(**options, server__stop_timeout="100ms")
-    wait_open(daemon)
+    daemon = start_on_mount(server__stop_timeout="100ms")
     fault_filesystem.set(match=match, delay_us=NEVER_US)
     with daemon.connect() as pool:
         store(pool, chain_of(pool, 1))

@@ -3,25 +3,23 @@
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from tests.faults.rigs.damage import PAGE_BYTES
-from tests.faults.rigs.disks import loop_disk, small_disk
+from tests.faults.rigs.disks import Disk, loop_disk, small_disk
 from tests.faults.rigs.tiered import (
     CAPACITY,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import DramClient, Traffic, fill, load_chains
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 
 CHAINS = 480
 FITTING_CHAINS = 75
@@ -46,21 +44,28 @@ def _take_room_of(data: Path) -> None:
 
 
 @contextmanager
-def served_without_room(start_daemon: StartDaemon, chains: int) -> Iterator[tuple[Daemon, Path]]:
-    """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
-    with small_disk(2 * CAPACITY) as disk:
+def on_disk(start_daemon: Start, mounting: AbstractContextManager[Disk]) -> Iterator[tuple[Daemon, Disk]]:
+    """A daemon with a tier on a disk; it is killed before that is unmounted."""
+    with mounting as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
-            wait_open(daemon)
-            fill(daemon, chains)
-            assert daemon.stop() == 0
-            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
-            _fill_up(disk.path / "filler")
-            daemon.start()
-            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
-            yield daemon, disk.path / "filler"
+            yield daemon, disk
         finally:
             daemon.kill()
+
+
+@contextmanager
+def served_without_room(start_daemon: Start, chains: int) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
+    with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
+        daemon.wait_open()
+        fill(daemon, chains)
+        assert daemon.stop() == 0
+        _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
+        _fill_up(disk.path / "filler")
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
+        yield daemon, disk.path / "filler"
 
 
 def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
@@ -77,7 +82,7 @@ def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: StartDaemon) -> None:
+def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: Start) -> None:
     with small_disk(CAPACITY + CAPACITY // 32) as disk:
         other = disk.path / "other"
         other.write_bytes(bytes(CAPACITY // 2))
@@ -87,60 +92,49 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
             assert daemon.stop() == 0
             other.unlink()
             daemon.start()
-            wait_open(daemon)
+            daemon.wait_open()
         finally:
             daemon.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
-    start_daemon: StartDaemon, tmp_path: Path, kind: str
-) -> None:
-    with small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image") as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
-        try:
-            wait_open(daemon)
-            _fill_up(disk.path / "filler")
-            fill(daemon, FITTING_CHAINS)
-            assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.dropped_rows"]) == ("ok", 0)
-            for _ in range(2):
-                daemon.kill()
-                restart(daemon)
-                wait_open(daemon)
-                assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            assert_sound(daemon)
-            assert daemon.stop() == 0
-            assert "durable: yes" in daemon.log()
-        finally:
+def test_a_disk_that_others_fill_takes_nothing_from_a_tier(start_daemon: Start, tmp_path: Path, kind: str) -> None:
+    mounting = small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image")
+    with on_disk(start_daemon, mounting) as (daemon, disk):
+        daemon.wait_open()
+        _fill_up(disk.path / "filler")
+        fill(daemon, FITTING_CHAINS)
+        assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.dropped_rows"]) == ("ok", 0)
+        for _ in range(2):
             daemon.kill()
-
-
-@pytest.mark.slow
-def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: StartDaemon) -> None:
-    with small_disk(2 * CAPACITY) as disk:
-        ssd = disk.path / "ssd"
-        daemon = start_daemon(**tier_options(ssd, policy="lru"))
-        try:
-            wait_open(daemon)
-            fill(daemon, FITTING_CHAINS)
-            daemon.kill()
-            _fill_up(disk.path / "filler")
-            with (ssd / "catalogue" / "data.mdb").open("r+b") as file:
-                file.write(bytes(2 * PAGE_BYTES))
             restart(daemon)
-            wait_open(daemon)
+            daemon.wait_open()
             assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            assert not (ssd / "catalogue.bad").exists(), "it has given its room to the new one"
-            assert_sound(daemon)
-        finally:
-            daemon.kill()
+        assert_sound(daemon)
+        assert daemon.stop() == 0
+        assert "durable: yes" in daemon.log()
 
 
 @pytest.mark.slow
-def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_later(
-    start_daemon: StartDaemon,
-) -> None:
+def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: Start) -> None:
+    with on_disk(start_daemon, small_disk(2 * CAPACITY)) as (daemon, disk):
+        ssd = disk.path / "ssd"
+        daemon.wait_open()
+        fill(daemon, FITTING_CHAINS)
+        daemon.kill()
+        _fill_up(disk.path / "filler")
+        with (ssd / "catalogue" / "data.mdb").open("r+b") as file:
+            file.write(bytes(2 * PAGE_BYTES))
+        restart(daemon)
+        daemon.wait_open()
+        assert load_chains(daemon, FITTING_CHAINS).missed == 0
+        assert not (ssd / "catalogue.bad").exists(), "it has given its room to the new one"
+        assert_sound(daemon)
+
+
+@pytest.mark.slow
+def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_later(start_daemon: Start) -> None:
     """As a version has left it that did not allocate its catalogue."""
     with served_without_room(start_daemon, FITTING_CHAINS) as (daemon, filler):
         with daemon.admin() as admin:
@@ -155,18 +149,18 @@ def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_l
             wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "chunks are admitted", BACK_WITHIN_S)
         daemon.kill()
         restart(daemon)
-        wait_open(daemon)
+        daemon.wait_open()
         assert load_chains(daemon, FITTING_CHAINS).missed == 0
         assert_sound(daemon)
 
 
 @pytest.mark.slow
-def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: Start, tmp_path: Path) -> None:
     """With segments of one size, what is configured decides how many there are."""
     path = tmp_path / "ssd"
     options = {"ssd__segment": "256KiB", "ssd__max_chunks": "1024"}
     large = start_daemon(**tier_options(path, capacity=2 * CAPACITY, policy="lru"), **options)
-    wait_open(large)
+    large.wait_open()
     with Traffic(large, 1, chains=CHAINS), DramClient(large, first_chain=5000) as client:
 
         def has_written() -> bool:
@@ -177,16 +171,14 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     assert large.stop() == 0
     assert directory_bytes(path) <= 2 * CAPACITY
     small = start_daemon(**tier_options(path, capacity=CAPACITY), **options)
-    wait_open(small)
+    small.wait_open()
     assert directory_bytes(path) <= CAPACITY
     load_chains(small, CHAINS)
     assert small.problems() == []
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True])
-def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(
-    start_daemon: StartDaemon, *, is_rebuilt: bool
-) -> None:
+def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(start_daemon: Start, *, is_rebuilt: bool) -> None:
     """The catalogue waits for room, and the removals of its rows with it."""
     with served_without_room(start_daemon, FLUSHED_CHAINS) as (daemon, _):
         assert load_chains(daemon, FLUSHED_CHAINS).served > 0

@@ -11,16 +11,14 @@ from tests.faults.rigs.batches import batches
 from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
-    StartDaemon,
     assert_sound,
     directory_bytes,
     let_pass,
     restart,
     tier_options,
-    wait_open,
 )
 from tests.faults.rigs.traffic import Tally, Traffic, load_chains
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
 
 # Twice what the tier has room for, so that it evicts too.
 CHAINS = 300
@@ -50,12 +48,12 @@ def _kill_somewhere(daemon: Daemon, dice: random.Random) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [pytest.param(8, id="some"), *batches(40, of=200)])
 def test_kills_of_the_daemon_leave_right_bytes_or_none(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int
 ) -> None:
     dice = random.Random(seed)
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
-    wait_open(daemon)
+    daemon.wait_open()
     found, waits = Tally(), []
     moments = {"serving": 0, "starting": 0, "stopping": 0}
     with Traffic(daemon, seed, chains=CHAINS) as traffic:
@@ -63,7 +61,7 @@ def test_kills_of_the_daemon_leave_right_bytes_or_none(
             moments[_kill_somewhere(daemon, dice)] += 1
             assert directory_bytes(path) <= CAPACITY
             waits.append(restart(daemon))
-            wait_open(daemon)
+            daemon.wait_open()
             found += load_chains(daemon, CHAINS)
             assert_sound(daemon)
             assert directory_bytes(path) <= CAPACITY

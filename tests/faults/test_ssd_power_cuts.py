@@ -12,8 +12,9 @@ import pytest
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.disks import loop_disk
 from tests.faults.rigs.power_cut import cut_and_restore
-from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options, wait_open
+from tests.faults.rigs.tiered import assert_sound, tier_options
 from tests.faults.rigs.traffic import Tally
+from tests.rigs.daemon import Start
 
 # Room for everything that is written in one life: no chunk of a checkpoint is evicted for a newer one.
 CAPACITY = 64 << 20
@@ -30,14 +31,14 @@ CAPACITY = 64 << 20
     ],
 )
 def test_a_power_cut_costs_misses_and_no_checkpoint(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], kind: str, cuts: int
+    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kind: str, cuts: int
 ) -> None:
     dice = random.Random(seed)
     kept, found, slowest_s = Tally(), Tally(), 0.0
     with loop_disk(kind, tmp_path / "image") as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", dram_chunks=96, capacity=CAPACITY, policy="lru"))
         try:
-            wait_open(daemon)
+            daemon.wait_open()
             for number in range(cuts):
                 of_checkpoint, of_all, turn_s = cut_and_restore(daemon, disk, dice, number)
                 kept += of_checkpoint

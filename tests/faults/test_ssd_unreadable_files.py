@@ -6,9 +6,9 @@ import os
 import pytest
 
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
-from tests.faults.rigs.tiered import StartDaemon, is_dead, restart, tier_options, wait_open
+from tests.faults.rigs.tiered import is_dead, restart, tier_options
 from tests.faults.rigs.traffic import CHAIN, Tally, chain_of
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store
 
 CHAINS = 8
@@ -17,10 +17,10 @@ BACK_WITHIN_S = 60.0
 
 
 @pytest.fixture
-def start_tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
+def start_tiered(fault_filesystem: FaultFilesystem, start_daemon: Start) -> Daemon:
     """A daemon whose tier on the mount has some chains, all durable."""
     daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=96, capacity=64 << 20))
-    wait_open(daemon)
+    daemon.wait_open()
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         for number in range(CHAINS):
             store(pool, chain_of(pool, number))
@@ -64,7 +64,7 @@ def test_a_disk_that_gives_nothing_at_a_start_costs_no_chunk(
 
 
 def test_a_first_start_on_a_disk_that_cannot_be_read_waits_for_it(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon
+    fault_filesystem: FaultFilesystem, start_daemon: Start
 ) -> None:
     fault_filesystem.set(match=CATALOGUE, read_error=errno.EIO)
     daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", capacity=64 << 20))

@@ -17,6 +17,7 @@ from tests.gpu import needs
 from tests.gpu.parts import PARTS, Part
 from tests.gpu.results import FILE_NAME
 from tests.rigs.daemon import wait_until
+from tests.rigs.runs.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 2.0, "least": 1.0, "most": 3.0, "rounds": 3}
@@ -43,13 +44,6 @@ def run_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     return start
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
 def _found(tmp_path: Path) -> dict[str, dict[str, object]]:
     parts: dict[str, dict[str, object]] = json.loads((tmp_path / FILE_NAME).read_text())["parts"]
     return parts
@@ -59,7 +53,9 @@ MEASURED = [part.name for part in PARTS if part.arguments[1].startswith("tests.g
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "engine" else ()) for name in MEASURED]
+)
 def test_a_part_measures_on_the_emulated_driver(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch.dict(os.environ):
         importlib.import_module(f"tests.gpu.{name}").main()
@@ -70,6 +66,7 @@ def test_a_part_measures_on_the_emulated_driver(name: str, capsys: pytest.Captur
         assert figure["unit"] in ("GB/s", "ms", "s")
 
 
+@pytest.mark.slow
 def test_parts_run_as_programs_of_their_own(tmp_path: Path) -> None:
     assert run.main(["--rehearse", "--part", "device", "--part", "copies", "--out", str(tmp_path)]) == 0
     found = _found(tmp_path)
@@ -143,20 +140,18 @@ def test_who_has_the_output_of_a_part_that_has_ended_delays_nobody(
     os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def test_daemons_of_a_part_that_is_cut_are_ended(run_parts: Callable[..., int], tmp_path: Path) -> None:
-    """They have sessions of their own."""
+def test_an_interrupt_ends_the_part_with_its_daemons_and_keeps_what_it_has(
+    run_parts: Callable[..., int], tmp_path: Path
+) -> None:
+    """Daemons have sessions of their own."""
     file = tmp_path / "pid"
-    code = f"{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
-    assert run_parts([_part("hangs", code)], "--rehearse") == 130
-    wait_until(lambda: not _lives(int(file.read_text())), "it has ended")
-
-
-def test_an_interrupt_ends_the_part_and_keeps_what_it_has(run_parts: Callable[..., int], tmp_path: Path) -> None:
-    code = f"import os, signal; {PRINTS}os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    code = f"{PRINTS}{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     assert run_parts([_part("hangs", code), _part("later", "pass")], "--rehearse") == 130
+    wait_until(lambda: not is_running(int(file.read_text())), "it has ended")
     found = _found(tmp_path)
     assert list(found) == ["hangs"]
     assert (found["hangs"]["verdict"], found["hangs"]["why"]) == ("cut", "interrupted")
+    assert found["hangs"]["figures"]
 
 
 def test_a_suite_that_skips_everything_is_no_success_on_a_device(run_parts: Callable[..., int], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.rigs.daemon import spawn, wait_until
 from tests.rigs.nodes.namespaces import mortal
+from tests.rigs.runs.processes import is_running
 
 CODE = """
 import subprocess, sys
@@ -25,7 +26,7 @@ def test_hosts_and_what_runs_there_end_with_a_test_that_is_killed() -> None:
         assert len(pids) == 2
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         test.kill()
-        wait_until(lambda: not any(_is_running(pid) for pid in pids), "both have ended")
+        wait_until(lambda: not any(is_running(int(pid)) for pid in pids), "both have ended")
 
 
 def test_nothing_begins_for_a_test_that_ended_before_it_could_ask_to_end_with_it() -> None:
@@ -35,10 +36,3 @@ def test_nothing_begins_for_a_test_that_ended_before_it_could_ask_to_end_with_it
     assert subprocess.run([*prefix, "echo", "it runs"], capture_output=True, check=False).stdout == b""
     assert prefix[-1] != str(os.getpid())
     assert subprocess.run([*mortal(), "echo", "it runs"], capture_output=True, check=True).stdout == b"it runs\n"
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

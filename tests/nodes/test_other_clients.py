@@ -7,7 +7,7 @@ in the rounds without, the same flood goes to another daemon.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +49,15 @@ def _compare(
     pool: kv.Pool,
     keys: kv.KeyChain,
     *,
-    without: "contextlib.AbstractContextManager[None] | Flood",
-    disturbed: "contextlib.AbstractContextManager[None] | Flood",
+    without: Callable[[], "contextlib.AbstractContextManager[None]"],
+    disturbed: Callable[[], "contextlib.AbstractContextManager[None]"],
     more_ms: float = NOISE_MS,
 ) -> None:
     quiet: list[float] = []
     loud: list[float] = []
     for _ in range(ROUNDS):
         for times, kind in ((quiet, without), (loud, disturbed)):
-            with kind.running() if isinstance(kind, Flood) else kind:
+            with kind():
                 times.append(_round_ms(pool, keys))
     ratio = float(np.median(loud) / np.median(quiet))
     print(f"{name}: p99 {np.median(quiet):.2f} ms without, {np.median(loud):.2f} ms with it, {ratio:.2f} times")
@@ -84,7 +84,7 @@ def test_a_flood_of_the_control_plane_does_not_delay_the_nodes_own_clients(tmp_p
             for one, daemon in ((flood, here), (elsewhere, other)):
                 wait_flooded(daemon, 100)
                 one.pause()
-            _compare(kind, pool, own, without=elsewhere, disturbed=flood, more_ms=FLOOD_MS_MAX)
+            _compare(kind, pool, own, without=elsewhere.running, disturbed=flood.running, more_ms=FLOOD_MS_MAX)
         assert private_bytes(here) - before < GROWTH_MAX
         assert here.problems() == []
         assert_never_internal(here)
@@ -125,15 +125,5 @@ def test_a_peer_that_stalls_does_not_delay_the_nodes_own_clients(tmp_path: Path,
                     admin.flush(None, None, "")
                 store(pool, own)
 
-        class Stall:
-            """A new stall for each round."""
-
-            def __enter__(self) -> None:
-                self._stall = stalled()
-                self._stall.__enter__()
-
-            def __exit__(self, *error: object) -> None:
-                self._stall.__exit__(None, None, None)
-
-        _compare("stalled", pool, own, without=contextlib.nullcontext(), disturbed=Stall())
+        _compare("stalled", pool, own, without=contextlib.nullcontext, disturbed=stalled)
         assert here.problems() == owner.problems() == []

@@ -126,6 +126,10 @@ class Daemon:
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()
 
+    def wait_open(self) -> None:
+        """Until its SSD tier is open."""
+        wait_until(lambda: self.stats()["ssd.state"] == "ok", "the tier is open")
+
     def stop(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
@@ -194,6 +198,10 @@ class Daemon:
         return True
 
 
+# What starts daemons that end with the test; options are `section__key="value"`.
+Start = Callable[..., Daemon]
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time. It looks less often as time passes: a look costs CPU."""
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
@@ -208,21 +216,25 @@ def wait_connected(pool: kv.Pool) -> None:
     wait_until(lambda: pool.connected, "pool is connected")
 
 
+def importing() -> dict[str, str]:
+    """The environment of a process of its own that imports the tests."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+
 @contextlib.contextmanager
 def spawn(code: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """A Python process of its own, with the tests importable, that talks over stdin and stdout.
 
     It has to end by itself; a test that fails ends it.
     """
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=importing(),
     ) as process:
         try:
             yield process

@@ -19,6 +19,16 @@ CHAIN = 64
 MAP_BYTES = 1 << 34
 
 
+def tier_for(count: int) -> dict[str, str]:
+    """Options of a tier that has room for so many records and some more."""
+    capacity = (count + 40_000) * SLOT_BYTES + 4 * 640 * count + 8 * SEGMENT_BYTES
+    return {
+        "ssd__capacity": f"{capacity}B",
+        "ssd__segment": f"{SEGMENT_BYTES}B",
+        "ssd__max_chunks": str(count + 10_000),
+    }
+
+
 def packed_rows(count: int, first_slot: int, *, is_old: bool = False) -> bytes:
     """Records of whole chains of CHAIN chunks under random keys, each in a slot of its own, used in any order.
 

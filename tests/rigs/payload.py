@@ -53,6 +53,12 @@ def load_all(pool: kv.Pool, keys: kv.KeyChain) -> tuple[kv.LoadResult, Bytes]:
     return result, into
 
 
+def flip_bit(lease: kv.Lease, chunk: int, at: int = 0, mask: int = 1) -> None:
+    """Change a byte of a leased chunk in the arena, without the daemon's knowledge."""
+    assert lease.hold.session is not None
+    lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + at] ^= mask
+
+
 def assert_right_bytes(keys: kv.KeyChain, layout: kv.Layout, result: kv.LoadResult, into: Bytes) -> None:
     """Every chunk that the result claims has the bytes of its key."""
     for number in range(result.chunks):

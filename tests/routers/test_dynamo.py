@@ -5,7 +5,7 @@ inside a chunk that another prompt has, and is never less.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.keys import salt_tag
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events
 from tests.rigs.payload import store
 from tests.routers.dynamo import PYTHON, DynamoIndexer
@@ -97,7 +97,7 @@ def indexer(tmp_path: Path) -> Iterator[DynamoIndexer]:
 
 
 @pytest.fixture
-def publishing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+def publishing(start_daemon: Start, tmp_path: Path) -> Start:
     """Starts a daemon that publishes, with room for 60 chunks in DRAM and twice as many on disk."""
 
     def start(block_tokens: int, **options: str) -> Daemon:
@@ -105,7 +105,7 @@ def publishing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[
         room = {"dram__capacity": f"{60 * LAYOUT.chunk_bytes}", **disk}
         by = {"events__block_tokens": str(block_tokens % CHUNK)}
         daemon = start_daemon(**{**local_events(tmp_path), **room, **by, **options})
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         return daemon
 
     return start
@@ -114,7 +114,7 @@ def publishing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[
 @pytest.mark.parametrize("form", ["map", "positional"])
 @pytest.mark.parametrize("block_tokens", [CHUNK, BLOCK])
 def test_overlap_is_what_a_lookup_finds_through_forks_and_evictions(
-    publishing: Callable[..., Daemon], indexer: DynamoIndexer, form: str, block_tokens: int, seed: int
+    publishing: Start, indexer: DynamoIndexer, form: str, block_tokens: int, seed: int
 ) -> None:
     daemon = publishing(block_tokens, events__format=form)
     indexer.register(daemon, block_tokens)
@@ -130,7 +130,7 @@ def test_overlap_is_what_a_lookup_finds_through_forks_and_evictions(
 
 @pytest.mark.parametrize("block_tokens", [CHUNK, BLOCK])
 def test_overlap_is_right_again_after_each_restart(
-    publishing: Callable[..., Daemon], indexer: DynamoIndexer, block_tokens: int, seed: int
+    publishing: Start, indexer: DynamoIndexer, block_tokens: int, seed: int
 ) -> None:
     """Ends and kills of the daemon; the chunks on disk come back."""
     daemon = publishing(block_tokens)
@@ -148,13 +148,13 @@ def test_overlap_is_right_again_after_each_restart(
                 daemon.stop()
             daemon.start()
             wait_connected(pool)
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+            daemon.wait_open()
             reader.wait_right(prompts.all)
 
 
 @pytest.mark.parametrize("block_tokens", [CHUNK, BLOCK])
 def test_overlap_is_right_after_lost_messages(
-    publishing: Callable[..., Daemon], indexer: DynamoIndexer, block_tokens: int, seed: int
+    publishing: Start, indexer: DynamoIndexer, block_tokens: int, seed: int
 ) -> None:
     """It stands still while more is published than the daemon keeps for it, and more than the replay has."""
     daemon = publishing(
@@ -176,7 +176,7 @@ def test_overlap_is_right_after_lost_messages(
 
 
 def test_overlap_is_right_for_two_models_with_endpoints_of_their_own(
-    publishing: Callable[..., Daemon], indexer: DynamoIndexer, tmp_path: Path, seed: int
+    publishing: Start, indexer: DynamoIndexer, tmp_path: Path, seed: int
 ) -> None:
     names = ("one", "other")
     models = ", ".join(f"{name} ipc://{tmp_path}/{name} ipc://{tmp_path}/{name}-replay" for name in names)

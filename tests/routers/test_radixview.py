@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Start, wait_until
 from tests.rigs.events.publishing import local_events
 from tests.routers.test_dynamo import BLOCK, CHUNK, LAYOUT, Prompts, save
 
@@ -75,7 +75,7 @@ def stored(pool: kv.Pool, block_tokens: int) -> set[Prefix]:
 @pytest.mark.parametrize("form", ["map", "positional"])
 @pytest.mark.parametrize("block_tokens", [CHUNK, BLOCK])
 def test_its_tree_has_the_prefixes_of_the_pool(
-    start_daemon: Callable[..., Daemon],
+    start_daemon: Start,
     follow: Callable[[str], RadixView],
     tmp_path: Path,
     form: str,

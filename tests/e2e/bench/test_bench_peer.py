@@ -2,29 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import kvpool_native
 from kvpool.transfer.child.mooncake import has_rdma_devices
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
 from kvpool_tools.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
-from kvpool_tools.cli.kvpoolctl import cli
+from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.transfer.engine_daemons import needs_engine
 
 OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED)
-
-
-def run(*options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *options]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600.0, check=False, env={**os.environ, **environment}
-    )
 
 
 def _without_engine(directory: Path) -> dict[str, str]:
@@ -47,7 +37,7 @@ def _assert_shape(rows: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
 
 
 def test_without_the_package_each_other_way_has_a_row_and_one_line_says_why(tmp_path: Path) -> None:
-    finished = run("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp", **_without_engine(tmp_path))
+    finished = execute("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp", **_without_engine(tmp_path))
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     _assert_shape(document["rows"], OWN_WAYS)
@@ -61,7 +51,7 @@ def test_without_the_package_each_other_way_has_a_row_and_one_line_says_why(tmp_
 
 @needs_engine
 def test_with_the_package_its_ways_have_rows_and_its_output_goes_nowhere() -> None:
-    finished = run("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp")
+    finished = execute("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert document["notes"] == []
@@ -72,12 +62,12 @@ def test_with_the_package_its_ways_have_rows_and_its_output_goes_nowhere() -> No
 def test_rdma_without_a_device_is_refused_in_words() -> None:
     if has_rdma_devices():
         pytest.skip("this machine has RDMA")
-    finished = CliRunner().invoke(cli, ["bench", "peer", "--rdma-protocol", "rdma"], catch_exceptions=False)
+    finished = ctl(None, "bench", "peer", "--rdma-protocol", "rdma")
     assert finished.exit_code == 2
     assert "--rdma-protocol is rdma, and /sys/class/infiniband has no device" in finished.stderr
 
 
 def test_a_daemon_is_not_what_it_measures() -> None:
-    finished = CliRunner().invoke(cli, ["--socket", "/tmp/none.sock", "bench", "peer"], catch_exceptions=False)
+    finished = ctl(None, "--socket", "/tmp/none.sock", "bench", "peer")
     assert finished.exit_code == 2
     assert "peer uses no daemon" in finished.stderr

@@ -1,18 +1,16 @@
 """`kvpoolctl bench replay` against real daemons: its counts, wrong bytes found, exit codes, nothing left behind."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
@@ -25,10 +23,11 @@ from kvpool_tools.bench.replay import clients as bench_clients
 from kvpool_tools.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
 from kvpool_tools.bench.replay.clients import Clients
 from kvpool_tools.bench.replay.replay import parse_capacity, plan_replay
-from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.sim.traces import BLOCK_TOKENS, Trace
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.kvpoolctl import PROGRAM, ctl, execute
 from tests.rigs.real_traces import real_traces
+from tests.rigs.runs.processes import descendants_of, is_running
 
 CHUNK_BYTES = 16 << 10
 LAYOUT = replay_layout(CHUNK_BYTES, BLOCK_TOKENS)
@@ -57,17 +56,7 @@ def _conversations(path: Path, count: int, turns: int) -> Path:
     return _trace(path, *requests)
 
 
-def _run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", *map(str, arguments)]
-    inherited = {name: value for name, value in os.environ.items() if name != "KVPOOL_TRACES"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env={**inherited, **environment}
-    )
-
-
-def _refusal(*arguments: object) -> Result:
-    """Of a run in this process, which ends before it starts others."""
-    return CliRunner().invoke(cli, ["bench", "replay", *map(str, arguments)], catch_exceptions=False)
+_run = partial(execute, "bench", "replay")
 
 
 def _rows(run: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
@@ -104,21 +93,11 @@ def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path
     assert row["wrong_bytes"] == 0
     assert (row["loads_short"], row["saves_declined"], row["evicted_chunks"]) == ({}, {}, 0)
     assert (row["ssd_capacity_bytes"], row["hit_tokens_ssd"], row["ssd_written_per_hit_byte"]) == (0, 0, None)
-    for name in ("load_gb_per_s", "save_gb_per_s", "memcpy_gb_per_s", "load_p50_us", "save_p99_us", "acquire_p50_us"):
+    for name in ("load_p50_us", "save_p99_us", "acquire_p50_us"):
         assert row[name] > 0, name
+    for name in ("load_gb_per_s", "save_gb_per_s", "memcpy_gb_per_s"):
+        assert row[name] >= 0, "a busy machine's rate of so few bytes may be rounded to nothing"
     assert row["cpu_seconds"] == pytest.approx(row["daemon_cpu_seconds"] + row["client_cpu_seconds"], abs=0.011)
-
-
-@pytest.mark.slow
-def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Path) -> None:
-    trace = _conversations(tmp_path / "chat.jsonl", 12, 8)
-    run = _run(trace, "--json", "--clients", 3, "--capacity", "20%", *SMALL)
-    assert run.returncode == 0, run.stderr
-    (row,) = _rows(run)
-    assert (row["requests"], row["clients"], row["wrong_bytes"]) == (96, 3, 0)
-    assert row["capacity_bytes"] == parse_capacity("20%", row["unique_bytes"])
-    assert row["evicted_chunks"] > 0
-    assert 0 < row["hit_rate"] < row["ideal_hit_rate"]
 
 
 @pytest.mark.slow
@@ -143,59 +122,6 @@ def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> 
     assert list(disk.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_the_table_has_the_measurements(tmp_path: Path) -> None:
-    traces = [_conversations(tmp_path / f"{name}.jsonl", 2, 2) for name in ("one", "two")]
-    run = _run("--requests", 3, *SMALL, KVPOOL_TRACES=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    assert [line.split()[3] for line in run.stdout.splitlines() if "│ trace" in line or "┃ trace" in line] == [
-        trace.stem for trace in traces
-    ]
-    assert "wrong_bytes" in run.stdout
-    assert "ideal_hit_rate" in run.stdout
-
-
-@pytest.mark.slow
-def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: Daemon, tmp_path: Path) -> None:
-    trace = _trace(tmp_path / "t.jsonl", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
-    arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
-    assert _run(*arguments).returncode == 0
-    with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2, 3, 4, 5]))) as lease:
-        assert lease.chunks == 6
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[3]) + 77] ^= 0x10
-    run = _run(*arguments)
-    assert run.returncode == 0, run.stderr
-    (row,) = _rows(run)
-    assert row["wrong_bytes"] == 0
-    assert row["loads_short"] == {"checksum": 1}
-    assert row["checksum_failures"] == 1
-    # Three chunks before the flipped bit, then everything, because the lost chunks were saved again.
-    assert row["verified_chunks"] == 3 + 5
-    (healed,) = _rows(_run(*arguments))
-    assert (healed["loads_short"], healed["verified_chunks"], healed["checksum_failures"]) == ({}, 5 + 6, 0)
-    assert daemon.problems() == []
-
-
-@pytest.mark.slow
-def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    """A daemon that does not verify chunks in DRAM: the replay has to find the bad bytes."""
-    daemon = start_daemon(dram__verify="cold")
-    trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
-    arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
-    assert _run(*arguments).returncode == 0
-    with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2]))) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2]) + 77] ^= 0x10
-        key = _keys(pool, [0, 1, 2])[2].hex()
-    run = _run(*arguments)
-    assert run.returncode == 1
-    (row,) = _rows(run)
-    assert (row["wrong_bytes"], row["wrong_keys"], row["loads_short"]) == (1, [f"{key} layer 0"], {})
-
-
 def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Path) -> None:
     """A chunk that some client stored with other bytes than its key asks for: only comparing contents finds it."""
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
@@ -213,17 +139,6 @@ def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Pat
     (row,) = _rows(run)
     assert (row["wrong_bytes"], row["wrong_keys"]) == (1, [f"{key} layer 1"])
     assert f"{key} layer 1" in run.stderr
-
-
-@pytest.mark.slow
-def test_a_run_leaves_no_chunks_in_a_shared_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    trace = _conversations(tmp_path / "chat.jsonl", 2, 2)
-    for _ in range(2):
-        run = _run(trace, "--json", "--clients", 1, "--socket", daemon.socket, *SMALL)
-        assert run.returncode == 0, run.stderr
-        (row,) = _rows(run)
-        assert row["saved_chunks"] == 2 + 2 * 4
-        assert daemon.stats()["dram.chunks"] == 0
 
 
 @pytest.mark.slow
@@ -256,12 +171,12 @@ def test_a_bad_trace_is_refused_before_a_daemon_starts(tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 1, 2)
     with trace.open("a") as file:
         file.write('{"timestamp": 1, "input_length": "many", "output_length": 1, "hash_ids": []}\n')
-    refused = _refusal(trace)
+    refused = ctl(None, "bench", "replay", trace)
     assert refused.exit_code == 2
     assert f"{trace}: line 3: input_length is 'many', expected an integer 1.." in refused.stderr
     assert "Traceback" not in refused.stderr
     tiny = _trace(tmp_path / "tiny.jsonl", [], [])
-    assert "no prompt of 2 has a full block of 512 tokens" in _refusal(tiny).stderr
+    assert "no prompt of 2 has a full block of 512 tokens" in ctl(None, "bench", "replay", tiny).stderr
 
 
 def test_a_plan_counts_what_an_infinite_cache_hits(tmp_path: Path) -> None:
@@ -282,23 +197,6 @@ def test_a_capacity_is_a_size_or_a_share() -> None:
             parse_capacity(text, 800)
 
 
-def _descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found |= {int(child)} | _descendants(int(child))
-    return found
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short path: a socket's path has 107 bytes at most."""
@@ -312,11 +210,11 @@ def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Po
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "replay", str(trace)]
+        command = [*PROGRAM, "bench", "replay", str(trace)]
         environment = {**os.environ, "TMPDIR": str(short)}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         started.append(process)
-        wait_until(lambda: process.poll() is not None or len(_descendants(process.pid)) == 3, "it runs", 120.0)
+        wait_until(lambda: process.poll() is not None or len(descendants_of(process.pid)) == 3, "it runs", 120.0)
         assert process.poll() is None, "a daemon and two clients run"
         return process
 
@@ -332,38 +230,38 @@ def test_no_process_outlives_the_command(
     running: Callable[[], "subprocess.Popen[bytes]"], short: Path, number: signal.Signals
 ) -> None:
     process = running()
-    children = _descendants(process.pid)
+    children = descendants_of(process.pid)
     process.send_signal(number)
     assert process.wait(120.0) == (-number if number == signal.SIGKILL else 1)
-    wait_until(lambda: not any(_runs(pid) for pid in children), "all of its processes have ended")
+    wait_until(lambda: not any(is_running(pid) for pid in children), "all of its processes have ended")
     if number != signal.SIGKILL:
         assert not list(short.glob("kvpool-bench-*"))
 
 
 def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess.Popen[bytes]"]) -> None:
     process = running()
-    children = _descendants(process.pid)
+    children = descendants_of(process.pid)
     client = next(
         pid for pid in children if b"kvpool_tools.bench.replay.client" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(client, signal.SIGKILL)
     assert process.wait(120.0) == 1
-    assert not any(_runs(pid) for pid in children)
+    assert not any(is_running(pid) for pid in children)
 
 
 def test_a_client_that_sends_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ReplaySettings(daemon.socket, SALT, CHUNK_BYTES, BLOCK_TOKENS, 4)
     served: list[RequestResult] = []
-    others = _descendants(os.getpid())
+    others = descendants_of(os.getpid())
     with Clients(settings, 1) as clients:
-        (child,) = _descendants(os.getpid()) - others
+        (child,) = descendants_of(os.getpid()) - others
         os.kill(child, signal.SIGSTOP)
         monkeypatch.setattr(bench_clients, "ANSWER_TIMEOUT_S", 0.2)
         monkeypatch.setattr(bench_clients, "STOP_TIMEOUT_S", 0.2)
         with pytest.raises(KVPoolError, match="1 client processes gave no answer"):
             clients.serve(iter([(1, 2, 3)]), served.append)
     assert served == []
-    assert not _runs(child)
+    assert not is_running(child)
 
 
 @pytest.mark.slow

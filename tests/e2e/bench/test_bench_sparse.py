@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 from kvpool_tools.bench.lookup_attention.choice import QUICK_ROUNDS, Choice, Sizes, parse_configs
 from kvpool_tools.bench.lookup_attention.device_steps import measure_device, missing_device
 from kvpool_tools.bench.lookup_attention.measured_sequence import MeasuredSequence
-from kvpool_tools.cli.kvpoolctl import cli
+from tests.rigs.kvpoolctl import ctl
 
 SMALL = ("--quick", "--tokens", "8k", "--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--layers", "2")
 STEPS = [
@@ -19,12 +18,8 @@ STEPS = [
 ]
 
 
-def run(*options: str) -> Result:
-    return CliRunner().invoke(cli, options)
-
-
 def test_rows_have_their_floors_spreads_and_bytes() -> None:
-    done = run("--json", "bench", "sparse", *SMALL, "--resident", "128+1024,0+512", "--threads", "1,2", "--paths")
+    done = ctl(None, "--json", "bench", "sparse", *SMALL, "--resident", "128+1024,0+512", "--threads", "1,2", "--paths")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["command"] == "bench sparse"
@@ -76,14 +71,6 @@ def test_steps_on_a_device_report_what_was_staged() -> None:
         assert (shares[1] == 0) is is_kept, "a prefetch brings only what the other layers have displaced"
 
 
-def test_people_read_tables_and_the_processors_name() -> None:
-    done = run("bench", "sparse", *SMALL, "--resident", "128+1024", "--budgets", "10", "--threads", "1")
-    assert done.exit_code == 0, done.output
-    assert "sparse, 1 thread: one layer and step" in done.stdout
-    assert "10 % of 128+1024" in done.stdout
-    assert "load average" in done.stdout.splitlines()[-1]
-
-
 def test_what_it_does_not_measure_is_refused_in_words() -> None:
     for options, words in (
         (("--socket", "/tmp/none.sock", "bench", "sparse"), "sparse uses no daemon"),
@@ -91,6 +78,6 @@ def test_what_it_does_not_measure_is_refused_in_words() -> None:
         (("bench", "sparse", "--tokens", "4k"), "nothing to look up of 4096 tokens"),
         (("bench", "sparse", "--head-dim", "48", "--tokens", "16k"), "head_dim is 48"),
     ):
-        done = run(*options)
+        done = ctl(None, *options)
         assert done.exit_code == 2, done.output
         assert words in done.output

@@ -5,16 +5,14 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from kvpool_tools.bench.disk import file_system, has_disk
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import wait_until
+from tests.rigs.kvpoolctl import PROGRAM, ctl, execute
 
 BOTH = ("demote", "promote")
 RATES = {f"{raw}{way}_gb_per_s" for way in BOTH for raw in ("", "raw_")} | {f"{way}_ratio" for way in BOTH} | {"ratio"}
@@ -29,22 +27,9 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "bench", "ssd", *map(str, arguments)]
-
-
-def _run(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=600, check=False)
-
-
-def _refusal(*arguments: object) -> Result:
-    """Of a run in this process, which ends before it starts others."""
-    return CliRunner().invoke(cli, ["bench", "ssd", *map(str, arguments)], catch_exceptions=False)
-
-
 @pytest.mark.slow
 def test_every_part_is_measured_with_no_wrong_byte(disk: Path) -> None:
-    run = _run("--quick", "--json", "--path", disk)
+    run = execute("bench", "ssd", "--quick", "--json", "--path", disk)
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document["command"] == "bench ssd"
@@ -79,20 +64,22 @@ def test_wrong_usage_is_refused_with_a_remedy(disk: Path) -> None:
         (("--path", disk / "absent"), "is no folder that can be written"),
         (("--socket", "/nowhere/kvpool.sock"), "ssd starts daemons of its own"),
     ):
-        refused = _refusal("--quick", *arguments)
+        refused = ctl(None, "bench", "ssd", "--quick", *arguments)
         assert (refused.exit_code, refused.stdout) == (2, ""), refused.stderr
         assert message in refused.stderr
 
 
 @pytest.mark.skipif(not MEMORY.is_dir() or file_system(MEMORY) != "tmpfs", reason="/dev/shm is no tmpfs here")
 def test_a_file_system_in_memory_is_refused() -> None:
-    refused = _refusal("--quick", "--path", MEMORY)
+    refused = ctl(None, "bench", "ssd", "--quick", "--path", MEMORY)
     assert refused.exit_code == 2
     assert "/dev/shm is on tmpfs, which is memory and no disk" in refused.stderr
 
 
 def test_a_terminated_command_leaves_no_folder(disk: Path) -> None:
-    process = subprocess.Popen(_command("--path", disk), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*PROGRAM, "bench", "ssd", "--path", str(disk)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_until(lambda: any(disk.glob("*/queue/raw-*")), "it has begun", 120.0)
         process.send_signal(signal.SIGTERM)

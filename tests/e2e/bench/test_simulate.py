@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_tools.bench.disk import has_disk
-from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.cli.simulation.options import parse_blocks
 from kvpool_tools.sim.node import POLICIES
 from kvpool_tools.sim.traces import BLOCK_TOKENS
+from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.simulations import random_prompts
 
 # Names that programs rely on, in their order; new ones are added at the end of a group, none is renamed.
@@ -42,15 +42,10 @@ def _trace(path: Path, prompts: list[list[str]], tail: bool = False) -> Path:
     return path
 
 
-def _ctl(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
 def _simulate(*arguments: object) -> Result:
     """In this process, and in no other one."""
     alone = () if "--processes" in arguments else ("--processes", 1)
-    return CliRunner().invoke(cli, ["simulate", *map(str, (*arguments, *alone))], catch_exceptions=False)
+    return ctl(None, "simulate", *arguments, *alone)
 
 
 def _rows(run: "subprocess.CompletedProcess[str] | Result", command: str = "simulate") -> list[dict[str, Any]]:
@@ -64,7 +59,7 @@ def _rows(run: "subprocess.CompletedProcess[str] | Result", command: str = "simu
 
 def test_json_has_a_row_for_each_capacity_and_policy(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(1, 60))
-    rows = _rows(_ctl("simulate", trace, "--json", "--capacity", "10%,0.5,20", "--processes", 1))
+    rows = _rows(execute("simulate", trace, "--json", "--capacity", "10%,0.5,20", "--processes", 1))
     assert [(row["policy"], row["capacity_fraction"]) for row in rows[: len(POLICIES)]] == [(n, 0.1) for n in POLICIES]
     assert len(rows) == 3 * len(POLICIES)
     for row in rows:
@@ -96,9 +91,9 @@ def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
 def test_sizes_in_tiers_are_those_of_the_other_options(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 60))
     asked = ("simulate", trace, "--json", "--policy", "class-queues")
-    two = _rows(_ctl(*asked, "--tiers", "dram,ssd", "--capacity", "10%", "--ssd-capacity", "50"))
-    same = _rows(_ctl(*asked, "--tiers", "dram:10%,ssd:50"))
-    three = _rows(_ctl(*asked, "--tiers", "hbm:8,dram:10%,ssd:50"))
+    two = _rows(execute(*asked, "--tiers", "dram,ssd", "--capacity", "10%", "--ssd-capacity", "50"))
+    same = _rows(execute(*asked, "--tiers", "dram:10%,ssd:50"))
+    three = _rows(execute(*asked, "--tiers", "hbm:8,dram:10%,ssd:50"))
     for (row,) in (two, same, three):
         row.pop("us_per_reference")
     assert two == same
@@ -106,7 +101,7 @@ def test_sizes_in_tiers_are_those_of_the_other_options(tmp_path: Path) -> None:
     assert three[0]["hit_rate"] >= two[0]["hit_rate"]
     assert three[0]["hit_blocks_hbm"] > 0
     assert 0 < three[0]["hbm_blocks_promoted"] <= 8 + 1.5 * three[0]["hit_blocks_hbm"]
-    shown = _ctl(*asked[:2], "--tiers", "hbm:8,dram:10%,ssd:50").stdout
+    shown = execute(*asked[:2], "--tiers", "hbm:8,dram:10%,ssd:50").stdout
     for word in ("from HBM", "from DRAM", "from SSD", "to HBM/hit there", "moved/hit"):
         assert word in shown
 
@@ -117,7 +112,9 @@ def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) 
     of = {
         tails: next(
             row
-            for row in _rows(_ctl("simulate", trace, "--json", "--capacity", "16", "--requests", 20, "--tails", tails))
+            for row in _rows(
+                execute("simulate", trace, "--json", "--capacity", "16", "--requests", 20, "--tails", tails)
+            )
             if row["policy"] == "lru"
         )
         for tails in ("counted", "stored", "left-out")
@@ -198,15 +195,11 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         (("TRACE", "--times", "/nowhere/times"), "--times /nowhere/times: [Errno 2]"),
     ],
 )
-def test_wrong_input_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_input_is_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
-    with pytest.raises(SystemExit) as ended:
-        cli(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
-    output = capsys.readouterr()
-    assert (ended.value.code, output.out) == (2, "")
-    assert message in output.err
+    refused = ctl(None, "simulate", *(trace if argument == "TRACE" else argument for argument in arguments))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert message in refused.stderr
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
@@ -234,24 +227,8 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
     """(hits from DRAM, hits from SSD, blocks written) of a live daemon with real bytes, and of its simulation at its times."""
     times = ("--times", trace.with_suffix(".times"))
     ssd = ("--ssd-ratio", 8, "--path", disk) if disk else ()
-    run = _ctl(
-        *(
-            "bench",
-            "replay",
-            trace,
-            "--settled",
-            *times,
-            "--json",
-            "--chunk-bytes",
-            "4KiB",
-            "--capacity",
-            "512KiB",
-            "--set",
-            "dram.policy=lru",
-            *ssd,
-            *options,
-        )
-    )
+    small = ("--chunk-bytes", "4KiB", "--capacity", "512KiB", "--set", "dram.policy=lru")
+    run = execute("bench", "replay", trace, "--settled", *times, "--json", *small, *ssd, *options)
     assert run.returncode == 0, run.stderr
     (row,) = _rows(run, "bench replay")
     assert row["wrong_bytes"] == 0
@@ -259,37 +236,30 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
     live = (row["hit_tokens_dram"] // BLOCK_TOKENS, row["hit_tokens_ssd"] // BLOCK_TOKENS, written)
     sizes = ("--capacity", row["capacity_chunks"], "--policy", "lru", *times)
     slower = ("--tiers", "dram,ssd", "--ssd-capacity", row["ssd_capacity_chunks"]) if disk else ()
-    (cell,) = _rows(_ctl("simulate", trace, "--tails", "left-out", "--json", *sizes, *slower, *options))
+    (cell,) = _rows(execute("simulate", trace, "--tails", "left-out", "--json", *sizes, *slower, *options))
     assert cell["unique_blocks"] > row["capacity_chunks"] + row["ssd_capacity_chunks"], "nothing had to go"
     return [live, (cell["hit_blocks_dram"], cell["hit_blocks_ssd"], cell["ssd_blocks_written"])]
 
 
 @pytest.mark.slow
-def test_a_daemon_hits_what_its_simulation_hits(tmp_path: Path) -> None:
-    live, simulated = _replayed_and_simulated(_trace(tmp_path / "chat.jsonl", random_prompts(6, 300, window=60)), None)
-    assert live == simulated
-    assert live[0] > 0
-
-
-@pytest.mark.slow
-def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -> None:
-    # Write-through, so that the writes do not depend on the speed of the disk.
-    if not has_disk(str(tmp_path)):
+@pytest.mark.parametrize(
+    ("requests", "window", "has_tiers", "options"),
+    [
+        (300, 60, False, ()),
+        (900, 400, True, ("--set", "ssd.write_through=true")),  # writes that do not depend on the speed of the disk
+        (900, 400, True, ()),
+    ],
+    ids=["dram", "write-through", "as dram fills"],
+)
+def test_a_daemon_hits_what_its_simulation_hits(
+    tmp_path: Path, requests: int, window: int, has_tiers: bool, options: tuple[str, ...]
+) -> None:
+    if has_tiers and not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
-    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
-    live, simulated = _replayed_and_simulated(trace, tmp_path, "--set", "ssd.write_through=true")
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, requests, window=window))
+    live, simulated = _replayed_and_simulated(trace, tmp_path if has_tiers else None, *options)
     assert live == simulated
-    assert min(live) > 0
-
-
-@pytest.mark.slow
-def test_a_daemon_that_demotes_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
-    if not has_disk(str(tmp_path)):
-        pytest.skip("the folder for temporary files is on no disk")
-    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
-    live, simulated = _replayed_and_simulated(trace, tmp_path)
-    assert live == simulated
-    assert min(live) > 0
+    assert min(live[: 3 if has_tiers else 1]) > 0
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ from kvpool.errors import LayoutMismatch
 from kvpool_client.connection.session import Session
 from kvpool_client.verbs.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.rigs.payload import flip_bit
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_blocks import BlockPool
 from tests.rigs.blocks.prefix_engine import DEVICE, KV_BYTES, LAYERS, PrefixEngine
 
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 pytestmark = pytest.mark.torch
 
 CHUNK = 8
@@ -67,6 +66,14 @@ def stop(engine: PrefixEngine) -> None:
     engine.blocks.close()
     engine.verify()
     assert engine.blocks.num_free_blocks == engine.blocks.shape.num_blocks
+
+
+def behind_another(engines: Engines) -> PrefixEngine:
+    """An engine of a node where an earlier one has left the prompt."""
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    return engines.start()
 
 
 def test_a_restarted_engine_loads_what_the_first_offloaded(engines: Engines, module_daemon: Daemon) -> None:
@@ -149,33 +156,6 @@ def test_with_logits_a_prompt_of_whole_chunks_comes_whole_from_the_node(engines:
     third.verify()
 
 
-def test_layers_are_waited_for_one_by_one(engines: Engines) -> None:
-    first = engines.start()
-    first.run("a", PROMPT)
-    stop(first)
-    second = engines.start()
-    allocation = second.blocks.allocate("a", PROMPT)
-    assert allocation is not None
-    assert allocation.reused_tokens == 5 * CHUNK
-    assert all(allocation.wait_layer(layer) for layer in range(LAYERS))
-    second.tokens["a"], second.computed["a"] = PROMPT, allocation.reused_tokens
-    second.verify()
-    second.compute("a")
-    assert second.run("b", [*PROMPT, 1]) == len(PROMPT) // 4 * 4
-
-
-def test_what_the_blocks_hold_is_not_loaded_again(engines: Engines) -> None:
-    first = engines.start()
-    first.run("a", PROMPT)
-    stop(first)
-    second = engines.start()
-    second.run("head", PROMPT[: CHUNK + 5])
-    held = second.blocks.block_ids("head")[:3]
-    assert second.run("whole", PROMPT) == 5 * CHUNK
-    assert second.blocks.block_ids("whole")[:3] == held
-    second.verify()
-
-
 def test_a_small_pool_finds_old_prompts_on_the_node(engines: Engines) -> None:
     engine = engines.start(num_blocks=24, offload_wait_s=5.0)
     prompts = [[1000 * number + at for at in range(35)] for number in range(12)]
@@ -188,16 +168,6 @@ def test_a_small_pool_finds_old_prompts_on_the_node(engines: Engines) -> None:
         engine.free(number)
         engine.verify()
     assert engine.blocks.stats()["loaded_tokens"] >= 9 * 32
-    stop(engine)
-
-
-def test_no_time_to_wait_drops_what_is_not_saved_and_refuses_nothing_for_long(engines: Engines) -> None:
-    engine = engines.start(num_blocks=24, offload_wait_s=0.0)
-    for number in range(40):
-        tokens = [1000 * number + at for at in range(35)]
-        wait_until(lambda n=number, t=tokens: engine.run(n, t) == 0, "there is room")  # type: ignore[misc]
-        engine.free(number)
-    engine.verify()
     stop(engine)
 
 
@@ -216,11 +186,8 @@ def test_priorities_and_durations_reach_the_node(engines: Engines) -> None:
 
 @pytest.mark.parametrize("chunk", [0, 2, 4])
 def test_a_load_that_comes_shorter_is_learned_at_the_layer(engines: Engines, chunk: int) -> None:
-    first = engines.start()
-    first.run("a", PROMPT)
-    stop(first)
+    second = behind_another(engines)
     _flip(engines.pools[0], chunk, layer=1)
-    second = engines.start()
     allocation = second.blocks.allocate("a", PROMPT)
     assert allocation is not None
     assert allocation.reused_tokens == 5 * CHUNK
@@ -233,11 +200,8 @@ def test_a_load_that_comes_shorter_is_learned_at_the_layer(engines: Engines, chu
 
 
 def test_an_engine_that_did_not_wait_cannot_publish(engines: Engines) -> None:
-    first = engines.start()
-    first.run("a", PROMPT)
-    stop(first)
+    second = behind_another(engines)
     _flip(engines.pools[0], 3, layer=0)
-    second = engines.start()
     allocation = second.blocks.allocate("a", PROMPT)
     assert allocation is not None
     assert not second.blocks.computed("a", 5 * CHUNK, len(PROMPT))
@@ -249,10 +213,7 @@ def test_an_engine_that_did_not_wait_cannot_publish(engines: Engines) -> None:
 
 
 def test_a_request_cancelled_during_its_load_leaves_nothing(engines: Engines, module_daemon: Daemon) -> None:
-    first = engines.start()
-    first.run("a", PROMPT)
-    stop(first)
-    second = engines.start()
+    second = behind_another(engines)
     for _ in range(20):
         assert second.blocks.allocate("a", PROMPT) is not None
         second.blocks.free("a")
@@ -264,10 +225,7 @@ def test_a_request_cancelled_during_its_load_leaves_nothing(engines: Engines, mo
 
 
 def test_a_daemon_killed_during_a_load_shortens_it_and_nothing_else(lonely_engines: Engines, daemon: Daemon) -> None:
-    first = lonely_engines.start()
-    first.run("a", PROMPT)
-    stop(first)
-    second = lonely_engines.start()
+    second = behind_another(lonely_engines)
     allocation = second.blocks.allocate("a", PROMPT)
     daemon.kill()
     assert allocation is not None
@@ -358,8 +316,7 @@ def _saves(engine: PrefixEngine) -> int:
 def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     """Flip a bit of a stored chunk."""
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+        flip_bit(lease, chunk, layer * LAYOUT.layer_bytes + 5, mask=16)
 
 
 WIDE = kv.Layout(layers=2, kv_heads=2, head_dim=4096, dtype="uint8", chunk_tokens=CHUNK)

@@ -1,9 +1,6 @@
 """The device tier of a real daemon on the emulated driver: copies come and go, and a device that fails costs nothing else."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -12,30 +9,21 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.protocol.records import memory as mm
-from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
 from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE
 from kvpool_native import Device
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine, ForkedDeviceDaemon
 from tests.rigs.device.emulated import REAL, count_devices, driver_path
+from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 40
-ROOM = (2 << 20) // SMALL.chunk_bytes
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[DeviceDaemon]:
     """A daemon with 2 MiB of an emulated device."""
     with DeviceDaemon(tmp_path) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with 2 MiB of an emulated device, for all tests that leave it as it was."""
-    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon")) as daemon:
         daemon.wait_for_state("ok")
         yield daemon
 
@@ -97,40 +85,6 @@ def test_an_engine_elsewhere_is_refused_and_a_daemon_without_a_device_has_none(
         assert without.info()["tiers"] == ["dram"]
 
 
-def test_more_than_the_device_has_room_for_is_evicted_there_alone(tmp_path: Path) -> None:
-    with ForkedDeviceDaemon(tmp_path) as daemon, DeviceEngine(daemon) as engine:
-        daemon.wait_for_state("ok")
-        chains = [stored(daemon, 10 + number, ROOM // 2) for number in range(4)]
-        for _ in range(4):
-            for chain in chains:
-                engine.use(chain)
-                wait_until(lambda: not daemon.stats()["hbm.promoting_bytes"], "nothing is copied")
-        counted = daemon.stats()
-        assert counted["hbm.evicted_chunks"] > 0
-        assert counted["hbm.used_bytes"] <= counted["hbm.capacity_bytes"]
-        missed, share = counted["hbm.leased_bytes"] - counted["hbm.served_bytes"], 2 / 16
-        earned = EARNED * counted["hbm.served_bytes"] + TRIED * share * missed
-        assert counted["hbm.promoted_bytes"] <= counted["hbm.capacity_bytes"] + earned
-        assert counted["dram.chunks"] == sum(map(len, chains))
-        assert daemon.problems() == []
-
-
-def test_a_flush_of_the_device_drops_copies_and_one_of_dram_takes_them_along(empty_daemon: DeviceDaemon) -> None:
-    daemon = empty_daemon
-    keys = stored(daemon, 3)
-    with DeviceEngine(daemon) as engine, daemon.admin() as admin:
-        engine.use(keys)
-        daemon.wait_for_copies(CHUNKS)
-        assert admin.flush(None, None, "hbm")["chunks"] == CHUNKS
-        assert daemon.stats()["hbm.chunks"] == 0
-        engine.use(keys)
-        daemon.wait_for_copies(CHUNKS)
-        assert admin.flush(None, None, "dram")["chunks"] == CHUNKS
-        assert engine.lease(keys).lease == 0
-        assert daemon.stats()["hbm.chunks"] == 0
-    assert daemon.problems() == []
-
-
 def test_a_device_whose_memory_is_taken_at_the_start_is_opened_later(tmp_path: Path) -> None:
     daemon = DeviceDaemon(tmp_path)
     daemon.control.order("fail cuMemCreate 0 2")
@@ -157,17 +111,19 @@ def test_a_device_is_found_by_its_uuid_beside_one_that_cannot_be_opened(tmp_path
         assert "OFFLINE" not in daemon.log(), "the first attempt has found it"
 
 
-def test_a_uuid_that_no_device_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with ForkedDeviceDaemon(tmp_path, **{"hbm.device": "GPU-" + str(UUID(int=7))}) as daemon:
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("device", "GPU-" + str(UUID(int=7)), lambda: str(UUID(bytes=Device(driver_path(), count_devices() - 1).uuid))),
+        ("driver", "libnothing-of-that-name.so.1", lambda: "libnothing-of-that-name.so.1"),
+    ],
+)
+def test_a_device_or_driver_that_is_not_there_is_named_and_the_daemon_serves(
+    tmp_path: Path, option: str, value: str, named: Callable[[], str]
+) -> None:
+    with ForkedDeviceDaemon(tmp_path, **{f"hbm.{option}": value}) as daemon:
         daemon.wait_for_state("offline")
-        last = Device(driver_path(), count_devices() - 1)
-        assert str(UUID(bytes=last.uuid)) in daemon.info()["hbm_reason"]
-
-
-def test_a_driver_that_is_not_there_is_named_and_the_daemon_serves(tmp_path: Path) -> None:
-    with ForkedDeviceDaemon(tmp_path, **{"hbm.driver": "libnothing-of-that-name.so.1"}) as daemon:
-        daemon.wait_for_state("offline")
-        assert "libnothing-of-that-name.so.1" in daemon.info()["hbm_reason"]
+        assert named() in daemon.info()["hbm_reason"]
         stored(daemon, 6)
         assert daemon.stop() == 0
 
@@ -222,9 +178,8 @@ def test_a_device_that_hangs_delays_no_request_and_no_stop(daemon: DeviceDaemon)
 @pytest.mark.slow
 def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = ctl(daemon, *arguments)
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     keys = stored(daemon, 10)
@@ -233,10 +188,10 @@ def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
         daemon.wait_for_copies(CHUNKS)
     assert "hbm_state:ok\n" in run("info")
     assert f"hbm.chunks:{CHUNKS}\n" in run("stats", "hbm")
-    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["hbm", "dram"]
+    assert ctl_json(daemon, "why", keys[0].hex())[0]["tiers"] == ["hbm", "dram"]
     run("verify", "--sample", "10", "--tier", "hbm")
     assert daemon.stats()["hbm.mover_checked_bytes"] == 10 * SMALL.chunk_bytes
     run("check", "--deep")
     run("flush", "--tier", "hbm", "--yes")
     assert "hbm.chunks:0\n" in run("stats", "hbm")
-    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["dram"]
+    assert ctl_json(daemon, "why", keys[0].hex())[0]["tiers"] == ["dram"]

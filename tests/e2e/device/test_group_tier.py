@@ -1,7 +1,5 @@
 """Loads of a hybrid model onto a device out of the daemon's device tier: windows are copied there as full chunks are."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -11,30 +9,12 @@ from kvpool_client.copying.cache import Cache
 from tests.e2e.shares import test_group_sizes as group_sizes
 from tests.e2e.shares.test_device_sizes import DeviceRank
 from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, IDS
-from tests.rigs.device import emulated
-from tests.rigs.device.device_daemon import DeviceDaemon, ForkedDeviceDaemon
-from tests.rigs.device.engine import use_emulated_driver
+from tests.rigs.device.device_daemon import DeviceDaemon
 from tests.rigs.groups.hybrid import key_of
 from tests.rigs.shares.rank_memory import expected_part
 
+OPTIONS = {"hbm.capacity": "16MiB"}
 CHUNKS, WINDOWS = group_sizes.CHUNKS, len(group_sizes.WINDOWS)
-
-
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with memory of an emulated device, for all tests."""
-    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture
-def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """The module's daemon, empty."""
-    use_emulated_driver(monkeypatch)
-    module_daemon.empty()
-    yield module_daemon
-    emulated.order("clear 1")
 
 
 class GroupEngine:

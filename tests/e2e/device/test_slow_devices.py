@@ -20,16 +20,17 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.device import emulated
-from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine, ForkedDeviceDaemon
-from tests.rigs.device.engine import DeviceKv, use_emulated_driver
+from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
+from tests.rigs.device.engine import DeviceKv
 from tests.rigs.payload import assert_right_bytes, chunk_bytes_of, load_all, payload_of, store, tokens_of
 
 pytestmark = emulated.NEEDS_ORDERS
 CHUNKS, BLOCKS = 8, 32
 # Chunks of 2 MiB and some: a device tier has that at least.
 ROOM, CHAIN = 180, 20
-TTL = "1s"
 TIMEOUT_S = 1.0
+TTL = "1s"
+OPTIONS = {"dram.capacity": f"{ROOM * SMALL.chunk_bytes}B", "server.reservation_ttl": TTL, "server.lease_ttl": TTL}
 LATE_S, ENDED_S = 0.05, 60.0
 
 
@@ -95,24 +96,6 @@ class Others:
             assert_right_bytes(keys, SMALL, result, into)
             loaded += result.chunks
         assert loaded > ROOM // 2
-
-
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon whose reservations and leases expire soon, for all tests."""
-    options = {"dram.capacity": f"{ROOM * SMALL.chunk_bytes}B", "server.reservation_ttl": TTL, "server.lease_ttl": TTL}
-    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **options) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture
-def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """The module's daemon, empty."""
-    use_emulated_driver(monkeypatch)
-    module_daemon.empty()
-    yield module_daemon
-    emulated.order("clear 1")
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from tests.rigs.daemon import SMALL, wait_connected, wait_until
 from tests.rigs.device import emulated
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
-from tests.rigs.payload import payload_of, store, tokens_of
+from tests.rigs.payload import flip_bit, payload_of, store, tokens_of
 
+KIND, OPTIONS = DeviceDaemon, {"hbm.capacity": "16MiB"}  # one that takes orders of its own
 CHUNKS, BLOCKS = 12, 48
 LAST_LAYER = (SMALL.layers - 1) * SMALL.layer_bytes
 
@@ -61,23 +62,6 @@ class TierEngine:
         self.pool.close()
 
 
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with memory of an emulated device, for all tests."""
-    with DeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture
-def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """The module's daemon, empty."""
-    use_emulated_driver(monkeypatch)
-    module_daemon.empty()
-    yield module_daemon
-    emulated.order("clear 1")
-
-
 @pytest.fixture
 def small_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
     """A daemon with 2 MiB of an emulated device."""
@@ -109,8 +93,7 @@ def _copied(daemon: DeviceDaemon, engine: TierEngine, seed: int) -> kv.KeyChain:
 
 def _corrupt(lease: kv.Lease, chunk: int, offset: int = LAST_LAYER) -> None:
     """Flip a bit of a chunk in DRAM."""
-    assert lease.hold.session is not None
-    lease.hold.session.arena.view()[int(lease.hold.rows.offsets[chunk]) + offset] ^= 1
+    flip_bit(lease, chunk, offset)
 
 
 def test_chunks_with_copies_are_loaded_from_them_alone(daemon: DeviceDaemon, engine: TierEngine) -> None:
@@ -179,19 +162,6 @@ def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
     engine.close()
 
 
-def test_a_chunk_whose_copy_has_gone_is_checked_in_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
-    keys = _copied(daemon, engine, 5)
-    with engine.lease(keys) as lease:
-        _corrupt(lease, 7)
-        emulated.order("hang 1")
-        load = engine.pool.load(lease, engine.cache, engine.ids)
-        with daemon.admin() as admin:
-            admin.flush(None, None, "hbm")
-        emulated.order("hang 0")
-        assert load.wait() == kv.LoadResult(7, 7 * SMALL.chunk_tokens, "checksum")
-    engine.compare(keys, 7)
-
-
 @pytest.mark.slow
 def test_a_daemon_that_is_killed_takes_no_copy_away(small_daemon: DeviceDaemon) -> None:
     daemon, engine = small_daemon, TierEngine(small_daemon)
@@ -220,17 +190,6 @@ def test_an_engine_on_another_device_loads_from_dram(daemon: DeviceDaemon, engin
         _corrupt(lease, 4)
         assert other.pool.load(lease, other.cache, other.ids).wait().reason == "checksum"
     other.close()
-
-
-@pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
-def test_an_engine_that_cannot_map_the_copies_loads_from_dram(daemon: DeviceDaemon, call: str) -> None:
-    engine = TierEngine(daemon)
-    keys = engine.keys(8)
-    store(engine.pool, keys)
-    emulated.order(f"fail {call} 0 2")
-    engine.load(keys)
-    engine.load(keys)
-    engine.close()
 
 
 def test_nothing_stays_mapped_when_the_pool_is_closed(daemon: DeviceDaemon) -> None:

@@ -1,7 +1,7 @@
 """Level 0 end to end: block pools over real daemons, and routers that know what is in their blocks."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.router_events.columns import unpack_chunks
 from tests.e2e.remote.test_two_daemons import two_daemons
-from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, spawn, wait_connected, wait_until
+from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events, router_of
 from tests.rigs.events.router import Router
 from tests.rigs.nodes.two_nodes import assert_converged
@@ -26,17 +26,6 @@ LAYOUT = kv.Layout(layers=LAYERS, kv_heads=1, head_dim=KV_BYTES, dtype="uint8", 
 PROMPT = list(range(100, 100 + 5 * CHUNK + 3))
 OTHER = list(range(900, 900 + 4 * CHUNK + 1))
 MEDIA = {"GPU": kv.Level.HBM, "CPU": kv.Level.DRAM}
-CHILD = """
-import sys
-import kvpool_client as kv
-from tests.e2e.events.test_engine_level import LAYOUT, PROMPT
-from tests.rigs.blocks.prefix_engine import PrefixEngine
-pool = kv.connect(sys.argv[1], model="test-model", layout=LAYOUT)
-engine = PrefixEngine(64, pool=pool)
-engine.run("a", PROMPT)
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 class Node:
@@ -100,7 +89,7 @@ def in_trees(engines: list[PrefixEngine]) -> set[bytes]:
 
 
 @pytest.fixture
-def node(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[Node]:
+def node(start_daemon: Start, tmp_path: Path) -> Iterator[Node]:
     daemon = start_daemon(**local_events(tmp_path), events__republish_interval="0s")
     with router_of(daemon) as router:
         rig = Node(daemon, router)
@@ -148,20 +137,6 @@ def test_a_computed_chunk_is_at_level_0_before_anything_is_saved_and_stays_when_
     assert node.stored()["GPU"] == node.stored()["CPU"]
 
 
-def test_two_engines_with_one_prompt_are_one_copy_until_the_second_ends(node: Node) -> None:
-    first, second = node.engine(), node.engine()
-    first.run("a", PROMPT)
-    second.run("a", PROMPT)
-    wait_until(lambda: second.blocks.stats()["reported_chunks"] == 5, "both have reported")
-    node.assert_converged()
-    first.blocks.close()
-    node.assert_converged([second])
-    assert len(node.stored()["GPU"]) == 5
-    second.blocks.close()
-    node.assert_converged([])
-    assert node.daemon.stats()["events.engine_chunks"] == 0
-
-
 def test_two_block_pools_over_one_connection_are_counted_apart(node: Node) -> None:
     first = node.engine()
     second = PrefixEngine(64, pool=first.blocks._link._pool)
@@ -172,20 +147,6 @@ def test_two_block_pools_over_one_connection_are_counted_apart(node: Node) -> No
     node.assert_converged()
     second.blocks.close()
     node.assert_converged([first])
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_killed_takes_its_chunks_with_it(node: Node) -> None:
-    engine = node.engine()
-    engine.run("b", OTHER)
-    with spawn(CHILD, node.daemon.socket) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        wait_until(lambda: len(node.stored()["GPU"]) == 9, "both engines have reported")
-        child.kill()
-        child.wait()
-    node.assert_converged()
-    assert len(node.stored()["GPU"]) == 4
 
 
 def test_everything_is_reported_anew_to_the_next_daemon(node: Node) -> None:
@@ -219,29 +180,6 @@ def test_a_daemon_that_hangs_costs_the_engine_nothing_and_gets_everything_when_i
         node.daemon.signal(signal.SIGCONT)
     wait_connected(node.pools[0])
     node.assert_converged()
-
-
-def test_a_flush_of_the_node_leaves_level_0(node: Node) -> None:
-    engine = node.engine()
-    engine.run("a", PROMPT)
-    engine.free("a")
-    wait_until(lambda: len(node.stored()["CPU"]) == 5, "it is saved")
-    node.assert_converged()
-    with node.daemon.admin() as admin:
-        admin.flush(None, None)
-    node.assert_converged()
-    assert {medium: len(keys) for medium, keys in node.stored().items()} == {"GPU": 5, "CPU": 0}
-
-
-def test_a_late_router_gets_level_0_with_everything_else(node: Node) -> None:
-    engine = node.engine()
-    engine.run("a", PROMPT)
-    engine.run("b", OTHER)
-    node.assert_converged()
-    with router_of(node.daemon) as late:
-        late.index.is_strict = False
-        late.receive_until(lambda: len(late.index.media.get("GPU", {})) == 9, "it has the snapshot")
-        assert late.index.longest(PROMPT, CHUNK) == 5
 
 
 def test_another_node_knows_a_chunk_when_the_node_has_it_and_not_when_an_engine_has(tmp_path: Path) -> None:

@@ -2,35 +2,17 @@
 
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
-from tests.rigs.events.publishing import connected, expected, known, local_events, router_of
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
+from tests.rigs.events.publishing import connected, expected, known, router_of
 from tests.rigs.events.router import Router, decode
 from tests.rigs.payload import store, tokens_of
 
 CHUNK = SMALL.chunk_tokens
 KNOWN_WITHIN_S = 1.0
-
-Publish = Callable[..., Daemon]
-
-
-@pytest.fixture
-def publish(start_daemon: Publish, tmp_path: Path) -> Publish:
-    """Starts daemons that publish; `ssd`: with a disk."""
-
-    def start(*, ssd: bool, **options: str) -> Daemon:
-        disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"} if ssd else {}
-        daemon = start_daemon(**local_events(tmp_path), **disk, **options)
-        if ssd:
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-        return daemon
-
-    return start
 
 
 def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
@@ -42,7 +24,7 @@ def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
     daemon.start()
     ready = time.monotonic()
     if ssd:
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
     return ready
 
 
@@ -60,9 +42,7 @@ def _fill(daemon: Daemon, pool: kv.Pool, router: Router, *, ssd: bool) -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_router_that_stays_connected_knows_the_next_life_within_a_second(
-    publish: Publish, end: str, ssd: bool
-) -> None:
+def test_a_router_that_stays_connected_knows_the_next_life_within_a_second(publish: Start, end: str, ssd: bool) -> None:
     daemon = publish(ssd=ssd)
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
@@ -82,7 +62,7 @@ def test_a_router_that_stays_connected_knows_the_next_life_within_a_second(
 
 
 @pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
-def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, ssd: bool) -> None:
+def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Start, ssd: bool) -> None:
     daemon = publish(ssd=ssd, events__republish_interval="0s")
     models = ("test-model", "other")
     with daemon.connect() as pool, daemon.connect(model="other") as other, router_of(daemon, "none") as router:
@@ -105,7 +85,7 @@ def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, 
         assert min(number for number, _ in first.values()) >= killed_us, "numbers begin above all of the life before"
 
 
-def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(publish: Publish) -> None:
+def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(publish: Start) -> None:
     """Nothing is republished here: a mark shows that a replay is needed."""
     daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool:
@@ -120,7 +100,7 @@ def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(
         assert daemon.stats()["events.published_snapshots"] == 0
 
 
-def test_a_router_that_reconnects_sees_numbers_jump_and_recovers_by_replay(publish: Publish) -> None:
+def test_a_router_that_reconnects_sees_numbers_jump_and_recovers_by_replay(publish: Start) -> None:
     daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
@@ -135,7 +115,7 @@ def test_a_router_that_reconnects_sees_numbers_jump_and_recovers_by_replay(publi
         assert len(known(router)["CPU"]) == 3
 
 
-def test_a_later_model_does_not_clear_the_blocks_of_others(publish: Publish) -> None:
+def test_a_later_model_does_not_clear_the_blocks_of_others(publish: Start) -> None:
     """A router that applies any AllBlocksCleared to all topics gets everything republished."""
     daemon = publish(ssd=False)
     with daemon.connect() as pool, router_of(daemon) as router:
@@ -147,7 +127,7 @@ def test_a_later_model_does_not_clear_the_blocks_of_others(publish: Publish) -> 
             router.receive_until(lambda: known(router) == expected(daemon), "everything is republished")
 
 
-def test_marks_repeat_a_number_and_change_nothing(publish: Publish) -> None:
+def test_marks_repeat_a_number_and_change_nothing(publish: Start) -> None:
     daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)

@@ -1,6 +1,5 @@
 """Scopes of chunks with equal tokens (adapter, salt) as routers get them, and the token ids of chunks on disk alone."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,12 @@ from kvpool.keys import ADAPTER_BYTES_MAX, salt_tag
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from tests.hostile.rigs.raw_clients import engine, keys_of
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
-from tests.rigs.events.publishing import CHUNK, connected, expected, known, local_events, router_of
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
+from tests.rigs.events.publishing import CHUNK, connected, router_of
 from tests.rigs.payload import load_all, store, tokens_of
 
 SALT = b"a tenant's secret salt"
 TAG = salt_tag(SALT).hex()
-
-
-@pytest.fixture
-def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
-    """Starts a publishing daemon with a disk of its own."""
-
-    def start(**options: str) -> Daemon:
-        disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"}
-        daemon = start_daemon(**{**local_events(tmp_path), **disk, **options})
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-        return daemon
-
-    return start
 
 
 def restart(daemon: Daemon, pool: kv.Pool) -> None:
@@ -37,14 +23,12 @@ def restart(daemon: Daemon, pool: kv.Pool) -> None:
     assert daemon.stop() == 0
     daemon.start()
     wait_connected(pool)
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
 
 
 @pytest.mark.parametrize("form", ["map", pytest.param("positional", marks=pytest.mark.slow)])
-def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
-    tiered: Callable[..., Daemon], tmp_path: Path, form: str
-) -> None:
-    daemon = tiered(events__format=form, log__level="debug", events__block_tokens="8")
+def test_a_router_distinguishes_tenants_and_adapters_over_restarts(publish: Start, tmp_path: Path, form: str) -> None:
+    daemon = publish(ssd=True, events__format=form, log__level="debug", events__block_tokens="8")
     tokens = tokens_of(1, CHUNK * 4)
     asked = {"": b"", "sql": b""}
     with daemon.connect() as pool:
@@ -83,8 +67,8 @@ def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
         assert SALT not in file.read_bytes(), file
 
 
-def test_events_and_promoted_chunks_keep_their_scope(tiered: Callable[..., Daemon]) -> None:
-    daemon = tiered()
+def test_events_and_promoted_chunks_keep_their_scope(publish: Start) -> None:
+    daemon = publish(ssd=True)
     tokens = tokens_of(2, CHUNK * 2)
     with daemon.connect(salt=SALT) as pool:
         keys = pool.keys(tokens, adapter="x" * 300)
@@ -104,30 +88,8 @@ def test_events_and_promoted_chunks_keep_their_scope(tiered: Callable[..., Daemo
         assert batch.until(one_less) == kv.EventBatch(batch.events[:-1], one_less, False, batch.namespaces)
 
 
-def test_a_late_router_gets_every_chunk_on_disk_with_its_token_ids(tiered: Callable[..., Daemon]) -> None:
-    daemon = tiered(events__replay_messages="1000")
-    prompts = [tokens_of(number, CHUNK * 20) for number in range(5)]
-    with daemon.connect() as pool:
-        for tokens in prompts:
-            assert store(pool, pool.keys(tokens)).stored == 20
-        restart(daemon, pool)
-        with router_of(daemon, topic="none") as router:
-
-            def is_expected() -> bool:
-                for topic in {topic for topic, _, _ in router.replay(0)}:
-                    router.catch_up(topic)
-                return known(router) == expected(daemon)
-
-            wait_until(is_expected, "everything is published")
-            assert [router.index.longest(tokens.tolist(), CHUNK) for tokens in prompts] == [20] * 5
-        assert int(daemon.stats()["events.read_headers"]) >= 100
-        assert int(daemon.stats()["events.late_headers"]) == 0
-
-
-def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(
-    tiered: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = tiered(events__publish="off", events__replay="off")
+def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(publish: Start, tmp_path: Path) -> None:
+    daemon = publish(ssd=True, events__publish="off", events__replay="off")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(3, CHUNK * 6))
         assert store(pool, keys).stored == 6
@@ -140,25 +102,6 @@ def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(
         assert not any(chunk.tokens for chunk in parts)
         assert load_all(pool, keys)[0].chunks == 6
         assert daemon.problems() == []
-
-
-def test_of_several_ranks_the_first_represents_all(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = start_daemon(**local_events(tmp_path))
-    layout = kv.Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=CHUNK, rank=0, world=2)
-    tokens = tokens_of(4, CHUNK * 3)
-    with daemon.connect(layout) as first, daemon.connect(layout.for_rank(1)) as second:
-        assert store(second, second.keys(tokens)).stored == 3
-        wait_until(lambda: daemon.stats()["events.written"] == 2, "the other rank's chunks are written down")
-        with router_of(daemon, topic="none") as router:
-            assert store(first, first.keys(tokens)).stored == 3
-            wait_until(
-                lambda: len(router.replay(0)) == 2,
-                "the first rank's chunks are published, behind the topic's beginning",
-            )
-            (topic,) = {topic for topic, _, _ in router.replay(0)}
-            router.catch_up(topic)
-            assert router.index.longest(tokens.tolist(), CHUNK) == 3
-            assert sum(len(blocks) for blocks in router.index.media.values()) == 3
 
 
 @pytest.mark.parametrize("scope", [b"x", bytes(12), bytes(18), bytes(260)])

@@ -1,7 +1,6 @@
 """Events from a real daemon: through the client, to operators, over restarts, and the history of a chunk."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.columns import unpack_chunks, unpack_events
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.readers import Replica
 from tests.rigs.payload import load_all, store, tokens_of
 
@@ -98,7 +97,7 @@ def _play(daemon: Daemon, pool: kv.Pool, chance: random.Random) -> None:
     ],
 )
 def test_events_add_up_to_the_daemons_chunks_over_both_tiers_and_restarts(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int, buffer: str, steps: int
+    start_daemon: Start, tmp_path: Path, seed: int, buffer: str, steps: int
 ) -> None:
     daemon = start_daemon(
         dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="32MiB", ssd__watermark="0",
@@ -107,7 +106,7 @@ def test_events_add_up_to_the_daemons_chunks_over_both_tiers_and_restarts(
     chance, subscriber = random.Random(seed), Subscriber(daemon)
     with daemon.connect() as pool:
         for life in range(2):
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+            daemon.wait_open()
             for step in range(steps):
                 _play(daemon, pool, chance)
                 if step % 6 == 0:
@@ -206,25 +205,12 @@ def test_every_namespace_is_named(daemon: Daemon) -> None:
         assert names[0][1] == SMALL
 
 
-def test_the_daemon_reports_the_history_of_chunks(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(1, 4 * SMALL.chunk_tokens))
-        assert store(pool, keys).stored == 4
-        with daemon.admin() as admin:
-            assert [entry["state"] for entry in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
-            admin.flush(None, None)
-            (entry,) = admin.chunk_history([keys[3]])
-            assert (entry["state"], entry["reason"], entry["model"]) == ("removed", "flushed", "test-model")
-            assert 0 <= entry["age_s"] < 60
-            assert len(admin.chunk_history([keys[number % 4] for number in range(600)])) == 600
-
-
-def test_demoted_chunks_are_published_with_their_token_ids(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_demoted_chunks_are_published_with_their_token_ids(start_daemon: Start, tmp_path: Path) -> None:
     """Chunks that just reached the disk are the first victims: their token ids must have been read by then."""
     daemon = start_daemon(
         dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__watermark="0"
     )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect() as pool:
         for number in range(50):
             store(pool, pool.keys(tokens_of(number, SMALL.chunk_tokens * 20)))

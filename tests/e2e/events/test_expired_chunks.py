@@ -1,28 +1,23 @@
 """Expiry of priorities: published in time without any request, in both tiers, and kept over a restart."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
+from tests.rigs.kvpoolctl import ctl_json
 from tests.rigs.payload import payload_of, store, tokens_of
 
 CHAIN = 4
 # Longer than a busy machine takes for a save and its demotion.
 SHORT_S = 3.0
 
-Start = Callable[..., Daemon]
-
 
 @pytest.fixture
 def tiered(start_daemon: Start, tmp_path: Path) -> Daemon:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     return daemon
 
 
@@ -39,8 +34,7 @@ def save(daemon: Daemon, pool: kv.Pool, number: int, duration_s: float, priority
 
 
 def priority_of(daemon: Daemon, key: bytes) -> int:
-    done = CliRunner().invoke(cli, ["--socket", daemon.socket, "why", key.hex(), "--json"], catch_exceptions=False)
-    (found,) = json.loads(done.stdout)
+    (found,) = ctl_json(daemon, "why", key.hex())
     priority: int = found["priority"]
     return priority
 
@@ -48,23 +42,6 @@ def priority_of(daemon: Daemon, key: bytes) -> int:
 def kept(daemon: Daemon) -> tuple[int | float | str, int | float | str]:
     stats = daemon.stats()
     return stats["dram.retained_chunks"], stats["ssd.retained_chunks"]
-
-
-@pytest.mark.slow
-def test_an_expiry_is_published_though_no_request_comes(tiered: Daemon) -> None:
-    with tiered.connect() as pool:
-        mark = pool.events().mark
-        keys = save(tiered, pool, 1, 1.0)
-        other = save(tiered, pool, 2, 3600.0)
-        wait_until(lambda: kept(tiered) == (CHAIN, CHAIN), "one chain's time is over in both tiers")
-        stats = tiered.stats()
-        assert (stats["retention_expired_chunks"], stats["ssd.retention_expired_chunks"]) == (CHAIN, CHAIN)
-        published = [event for event in pool.events(mark).events if (event.priority_before, event.priority) == (80, 35)]
-        assert {event.kind for event in published} == {kv.EventKind.UPDATED}
-        assert {chunk for event in published for chunk in event.chunks} == {keys[number] for number in range(CHAIN)}
-    assert priority_of(tiered, keys[0]) == 35
-    assert priority_of(tiered, other[0]) == 80
-    assert tiered.problems() == []
 
 
 def test_the_priority_of_chunks_on_ssd_alone_expires_too(tiered: Daemon) -> None:
@@ -92,7 +69,7 @@ def test_a_use_in_dram_extends_retention_in_both_tiers(tiered: Daemon) -> None:
 
 def reopen(daemon: Daemon) -> None:
     daemon.start()
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+    daemon.wait_open()
 
 
 def test_checkpointed_retention_outlives_a_kill_and_comes_back_to_dram(tiered: Daemon) -> None:
@@ -111,17 +88,13 @@ def test_checkpointed_retention_outlives_a_kill_and_comes_back_to_dram(tiered: D
     assert tiered.problems() == []
 
 
-@pytest.mark.parametrize("is_planned", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon, is_planned: bool) -> None:
+def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         over = save(tiered, pool, 1, SHORT_S)
         save(tiered, pool, 2, 3600.0)
         wait_until(lambda: tiered.stats()["ssd.retention_expired_chunks"] == CHAIN, "one chain's time is over")
         wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
-        if is_planned:
-            assert tiered.stop() == 0
-        else:
-            tiered.kill()
+        tiered.kill()
         reopen(tiered)
         assert kept(tiered) == (0, CHAIN)
     assert priority_of(tiered, over[0]) == 35

@@ -1,7 +1,7 @@
 """Chunks pulled from another node or a shared store are published by the node that has them now, with those saved behind."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -9,10 +9,10 @@ import pytest
 
 from kvpool.keys import salt_tag
 from kvpool_client.connection.promise_line import PromiseLine, Question
+from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.events.publishing import CHUNK, connected, router_of
+from tests.rigs.events.publishing import CHUNK, connected, local_events, router_of
 from tests.rigs.events.router import Router
-from tests.rigs.nodes.two_nodes import free_addresses
 from tests.rigs.payload import load_all, store, tokens_of
 from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon
@@ -21,27 +21,13 @@ CHUNKS = 200  # more than one message names
 SCOPES = [("", b""), ("sql-lora", b"a tenant's salt")]
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two nodes, of which the second one publishes."""
-    addresses = free_addresses(2)
-    with ExitStack() as stack:
-        made = []
-        for name, address in zip(("there", "here"), addresses, strict=True):
-            directory = tmp_path / name
-            directory.mkdir()
-            events = {"events.publish": f"ipc://{directory}/events", "events.replay": f"ipc://{directory}/replay"}
-            options = {
-                "peer.listen": f"tcp://{address}",
-                "peer.stream": "tcp://127.0.0.1:0",
-                "peer.name": name,
-                "peer.members": ", ".join(addresses),
-                "peer.shm": "false",
-                **events,
-            }
-            made.append(stack.enter_context(Daemon(directory, **options)))
-        wait_until(lambda: all(one.stats()["peer.followed.followed"] == 1 for one in made), "they follow each other")
-        yield made[0], made[1]
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two nodes, of which the second one publishes and pulls over the stream."""
+    directory = tmp_path_factory.mktemp("pair")
+    events = {f"here__{name}": value for name, value in local_events(directory).items()}
+    with two_daemons(directory, owner__peer__shm="false", here__peer__shm="false", **events) as daemons:
+        yield daemons
 
 
 def finds(router: Router, tokens: list[int], blocks: int, scope: tuple[str, bytes]) -> bool:
@@ -62,8 +48,8 @@ def test_a_router_finds_what_was_pulled_and_what_is_saved_behind_it(
 ) -> None:
     there, here = pair
     adapter, salt = scope
-    tokens = tokens_of(1, CHUNKS * CHUNK)
-    longer = [*map(int, tokens), *map(int, tokens_of(2, 2 * CHUNK))]
+    tokens = tokens_of(1 + is_promised, CHUNKS * CHUNK)
+    longer = [*map(int, tokens), *map(int, tokens_of(3, 2 * CHUNK))]
     with there.connect() as owner, here.connect() as pool, router_of(here) as router:
         connected(here, router, pool)
         keys = owner.keys(tokens, adapter=adapter, salt=salt)

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.torch
 
 NOBODY = "/nonexistent/kvpool.sock"
 ANSWER_TOKENS = 2
-# As many kills as the whole test has, of which every suite runs a few.
-KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
+KILLS = 50
 
 
 def _turns(engine: batch_engine.Engine, seed: int = 2) -> Iterator[tuple[list[int], Any]]:
@@ -57,15 +56,13 @@ def test_each_turn_reuses_what_was_stored_before(daemon: Daemon, alone: list[Any
     assert daemon.problems() == []
 
 
-@pytest.mark.parametrize("kills", KILLS)
-def test_the_logits_keep_their_bits_while_the_daemon_is_killed(
-    daemon: Daemon, alone: list[Any], kills: int, seed: int
-) -> None:
+@pytest.mark.slow
+def test_the_logits_keep_their_bits_while_the_daemon_is_killed(daemon: Daemon, alone: list[Any], seed: int) -> None:
     dice, over = random.Random(seed), threading.Event()
 
     def kill() -> None:
         try:
-            for _ in range(kills):
+            for _ in range(KILLS):
                 threading.Event().wait(dice.uniform(0.05, 0.6))
                 daemon.kill()
                 threading.Event().wait(dice.uniform(0.0, 0.1))

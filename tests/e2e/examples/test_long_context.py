@@ -3,14 +3,13 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Start
 from tests.rigs.late_module import LateModule
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -50,9 +49,7 @@ def test_it_starts_its_daemon_and_answers_both_ways() -> None:
 
 
 @pytest.mark.slow
-def test_at_a_budget_of_everything_tokens_are_equal_and_a_second_run_finds_the_document(
-    start_daemon: Callable[..., Daemon],
-) -> None:
+def test_at_a_budget_of_everything_tokens_are_equal_and_a_second_run_finds_the_document(start_daemon: Start) -> None:
     daemon = start_daemon(dram__capacity="64MiB")
     cold = run("--socket", daemon.socket, "--budget", "100")
     warm = run("--socket", daemon.socket, "--budget", "100")

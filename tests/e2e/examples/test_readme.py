@@ -1,7 +1,6 @@
 """README's example as a program: on a miss, on a half-stored prompt, and on a hit."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,14 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.daemon import Start, wait_connected
 
 README = Path(__file__).parents[3] / "README.md"
 SMALLER = {"layers=32": "layers=2", "kv_heads=8": "kv_heads=1", "head_dim=128": "head_dim=8", "tokens=256": "tokens=32"}
 BLOCKS = 8
 
 
-def test_the_example_runs_as_it_stands(start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_runs_as_it_stands(start_daemon: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = start_daemon()
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found is not None

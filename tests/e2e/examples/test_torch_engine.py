@@ -17,6 +17,7 @@ import pytest
 import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.late_module import LateModule
+from tests.rigs.payload import flip_bit
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -65,30 +66,26 @@ def workers(daemon: Daemon, model: Any) -> Iterator[tuple[Worker, Worker]]:
         worker.pool.close()
 
 
-def test_a_second_worker_reuses_what_the_first_computed(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
-    cold, warm = (worker.answer() for worker in workers)
-    assert (cold.reused_tokens, cold.stored_chunks) == (0, 9)
-    assert (warm.reused_tokens, warm.stored_chunks) == (9 * CHUNK, 0)
-    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
-    assert daemon.stats()["leases"] == 0
-    assert daemon.problems() == []
-
-
 @pytest.mark.parametrize(
     ("chunk", "layer"),
     [pytest.param(0, 0, marks=pytest.mark.slow), (4, 3), pytest.param(8, 7, marks=pytest.mark.slow)],
 )
-def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worker], chunk: int, layer: int) -> None:
+def test_a_second_worker_reuses_what_the_first_computed_up_to_a_flipped_bit(
+    workers: tuple[Worker, Worker], daemon: Daemon, chunk: int, layer: int
+) -> None:
     first, second = workers
-    cold = first.answer()
+    cold, warm = first.answer(), second.answer()
+    assert (cold.reused_tokens, cold.stored_chunks) == (0, 9)
+    assert (warm.reused_tokens, warm.stored_chunks) == (9 * CHUNK, 0)
+    assert daemon.stats()["leases"] == 0
     with first.pool.acquire(first.pool.lookup(first.pool.keys(PROMPT))) as lease:
-        assert lease.hold.session is not None
-        place = int(lease.hold.rows.offsets[chunk]) + layer * first.layout.layer_bytes + 5
-        lease.hold.session.arena.view()[place] ^= 16
-    warm = second.answer()
-    assert warm.reused_tokens == chunk * CHUNK
-    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+        flip_bit(lease, chunk, layer * first.layout.layer_bytes + 5, mask=16)
+    short = second.answer()
+    assert short.reused_tokens == chunk * CHUNK
+    for answer in (warm, short):
+        assert (answer.tokens, answer.logits_digest) == (cold.tokens, cold.logits_digest)
     assert second.answer().reused_tokens >= chunk * CHUNK
+    assert daemon.problems() == []
 
 
 def test_an_exception_between_store_and_the_pass_leaves_the_prefix_to_everybody(daemon: Daemon) -> None:

@@ -1,6 +1,5 @@
 """The tutorial's engine: it runs as its page says, and every piece of code in it is an example's."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, importing
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -25,9 +24,8 @@ PAGE = ROOT / "docs" / "torch.md"
 
 def _run(socket: str, device: str) -> tuple[int, str]:
     """Reused tokens and the line of tokens."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(EXAMPLE), "--socket", socket, "--device", device]
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**importing(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
     found = re.search(r"(\d+) of 1500 prompt tokens reused\n(tokens: .+)", done.stdout)
     assert found is not None, done.stdout + done.stderr
@@ -49,9 +47,8 @@ def test_the_second_run_reuses_what_the_first_computed(daemon: Daemon, device: s
 
 def _run_blocks(socket: str, *arguments: str) -> tuple[list[int], list[str]]:
     """Reused tokens of each question, and the lines of tokens."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "examples.block_engine", "--socket", socket, "--device", "cpu", *arguments]
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**importing(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True, cwd=ROOT)
     reused = [int(found) for found in re.findall(r"(\d+) of 1370 prompt tokens reused", done.stdout)]
     return reused, re.findall("tokens: .+", done.stdout)

@@ -3,14 +3,8 @@
 import json
 from pathlib import Path
 
-from click.testing import CliRunner, Result
-
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon
-
-
-def _run(daemon: Daemon, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments], catch_exceptions=False)
+from tests.rigs.kvpoolctl import ctl
 
 
 def test_the_configuration_in_force_has_the_source_of_each_value(tmp_path: Path) -> None:
@@ -20,14 +14,14 @@ def test_the_configuration_in_force_has_the_source_of_each_value(tmp_path: Path)
     with daemon:
         daemon.stop()
         daemon.start("--config", str(file))
-        text = _run(daemon, "config").stdout
+        text = ctl(daemon, "config").stdout
         assert 'server.lease_ttl = "20s"' in text
         assert f"  # {file}:2\n" in text
         assert 'server.reservation_ttl = "60s"' in text
         file.write_text('# written again\n[server]\nlease_ttl = "25s"\nmax_leases = 200\n')
-        assert _run(daemon, "reload").exit_code == 0
-        assert _run(daemon, "log-level", "debug").exit_code == 0
-        options = json.loads(_run(daemon, "config", "--json").stdout)
+        assert ctl(daemon, "reload").exit_code == 0
+        assert ctl(daemon, "log-level", "debug").exit_code == 0
+        options = json.loads(ctl(daemon, "config", "--json").stdout)
         assert options["server.lease_ttl"] == {"value": "25s", "source": f"{file}:3"}
         assert options["server.max_leases"] == {"value": 100, "source": f"{file}:3"}, "as at the start"
         assert options["dram.capacity"] == {"value": "16MiB", "source": "--set"}
@@ -36,8 +30,8 @@ def test_the_configuration_in_force_has_the_source_of_each_value(tmp_path: Path)
 
 
 def test_a_section_alone_is_shown_and_an_unknown_one_refused(shared_daemon: Daemon) -> None:
-    lines = _run(shared_daemon, "config", "log").stdout.splitlines()
+    lines = ctl(shared_daemon, "config", "log").stdout.splitlines()
     assert lines == ['log.level = "info"  # --set']
-    refused = _run(shared_daemon, "config", "tape")
+    refused = ctl(shared_daemon, "config", "tape")
     assert refused.exit_code == 2
     assert "'tape' is no section, expected one of server, " in refused.stderr

@@ -10,9 +10,9 @@ import pytest
 import kvpool_client as kv
 from kvpool.server.metrics.definitions import SECTIONS, sample_names
 from kvpool.server.metrics.metric import Kind
-from tests.e2e.operators.test_metrics import ON, _address, _metrics, _wait_for
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import load_all, payload_of, store, tokens_of
+from tests.rigs.metrics import samples_of, wait_sample
+from tests.rigs.payload import flip_bit, load_all, payload_of, store, tokens_of
 
 CHAIN = 8
 DRAM_CHUNKS = 3 * CHAIN
@@ -62,7 +62,6 @@ class Run:
     def __init__(self, daemon: Daemon, options: Path) -> None:
         self.daemon = daemon
         self._options = options
-        self.address = _address(daemon)
         self.pool = daemon.connect(model="m")
         self.admin = daemon.admin()
 
@@ -101,13 +100,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
             "dram.policy": "lru",
             "ssd.path": str(tmp_path / "ssd"),
             "ssd.capacity": "64MiB",
-            "server.metrics": ON,
+            "server.metrics": "127.0.0.1:0",
             "server.probe_interval": "0s",
         },
     )
     try:
         daemon.start(f"--config={options}")
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         wait_until(lambda: not daemon.info()["dram_is_settling"], "all of the arena can be handed out")
         found = Run(daemon, options)
         yield found
@@ -151,7 +150,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     leases = [pool.acquire(pool.lookup(keys)) for keys in (third, fourth, first)]
     refused = store(pool, run.chain(5, 2))
     assert refused.reasons == {"full": 1, "no-parent": 1}
-    held = _wait_for(run.address, "kvpool_leases", 3)
+    held = wait_sample(run.daemon, "kvpool_leases", 3)
     assert held["kvpool_held_chunks"] == DRAM_CHUNKS
     assert held['kvpool_held_bytes{kind="leased"}'] == held['kvpool_model_held_bytes{model="m"}'] == 3 * BYTES
     users = {name: value for name, value in held.items() if name.startswith("kvpool_user_held_bytes")}
@@ -167,7 +166,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     late = pool.save(late_keys, from_=payload_of(late_keys, SMALL))  # for which DRAM loses two
     wait_until(lambda: daemon.stats()["expired_reservations"] == 1, "the save has expired")
     run.set_options("")
-    expired = _wait_for(run.address, "kvpool_expired_reservations_total", 1)
+    expired = wait_sample(run.daemon, "kvpool_expired_reservations_total", 1)
     assert expired["kvpool_zombie_slots"] == 2
     assert (expired["kvpool_reservations"], expired["kvpool_writing_chunks"]) == (1, 0)
     result = late.commit()
@@ -180,8 +179,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert _tiers(daemon.stats()) == (32, 0, 32, 0), "what DRAM has lost is on disk"
     run.load_from_disk(second)
     with pool.acquire(pool.lookup(second)) as lease:
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[7])] ^= 1
+        flip_bit(lease, 7)
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert pool.load(lease, into=into).wait().reason == "checksum"
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
@@ -190,7 +188,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert (report["chunks"], report["skipped"]) == (32, 0)
 
     pool.close()
-    found = _wait_for(run.address, 'kvpool_lookups_total{model="m"}', 8)
+    found = wait_sample(run.daemon, 'kvpool_lookups_total{model="m"}', 8)
     assert _counted(found) == {
         'lookups_total{model="m"}': 1 + 2 + 3 + 2,
         'lookup_tokens_total{model="m"}': 8 * TOKENS,
@@ -251,11 +249,11 @@ def test_chunks_of_the_only_tier_leave_the_pool(run: Run) -> None:
     run.set_options('[ssd]\nadmission = "second-touch"\n')
     for seed in range(4):
         assert store(run.pool, run.chain(seed)).stored == CHAIN
-    found = _wait_for(run.address, "kvpool_evicted_chunks_total", CHAIN)
+    found = wait_sample(run.daemon, "kvpool_evicted_chunks_total", CHAIN)
     assert found["kvpool_chunks"] == found["kvpool_dram_chunks"] == DRAM_CHUNKS
     assert found['kvpool_ssd_declined_chunks_total{reason="used_once"}'] == CHAIN
     assert _tiers(run.daemon.stats()) == (DRAM_CHUNKS, DRAM_CHUNKS, 0, CHAIN)
-    assert _metrics(run.address)["kvpool_present_chunks_total"] == 0
+    assert samples_of(run.daemon)["kvpool_present_chunks_total"] == 0
 
 
 def test_hints_tickets_and_saves_at_once_are_counted_as_they_were_answered(run: Run) -> None:
@@ -266,35 +264,35 @@ def test_hints_tickets_and_saves_at_once_are_counted_as_they_were_answered(run: 
         assert store(pool, keys).stored == CHAIN
 
     assert pool.announce(announced).announced == 3
-    found = _wait_for(run.address, "kvpool_announced_chunks_total", 3)
+    found = wait_sample(run.daemon, "kvpool_announced_chunks_total", 3)
     assert found["kvpool_announcements_clipped_chunks_total"] == CHAIN - 3
     assert found["kvpool_announced_bytes"] == 3 * SMALL.chunk_bytes
     assert found["kvpool_held_chunks"] == 3
 
     retained = pool.retain(kept, [kv.TokenRange(0, None, 80, 0.2)])
     assert (retained.accepted, retained.clipped) == (7, 1)
-    found = _wait_for(run.address, "kvpool_retention_expired_chunks_total", 7)
+    found = wait_sample(run.daemon, "kvpool_retention_expired_chunks_total", 7)
     assert (found["kvpool_retention_clipped_chunks_total"], found["kvpool_dram_retained_chunks"]) == (1, 0)
 
     lease = pool.acquire(pool.lookup(announced))
     ticket = lease.ticket()
     lease.release()
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
-    found = _wait_for(run.address, "kvpool_tickets", 1)
+    found = wait_sample(run.daemon, "kvpool_tickets", 1)
     assert (found["kvpool_leases"], found["kvpool_announced_bytes"], found["kvpool_held_chunks"]) == (0, 0, CHAIN)
     assert found['kvpool_user_held_bytes{user="tickets"}'] == BYTES
     with pool.claim(ticket):
-        found = _wait_for(run.address, "kvpool_leases", 1)
+        found = wait_sample(run.daemon, "kvpool_leases", 1)
         assert (found["kvpool_tickets"], found["kvpool_held_chunks"]) == (0, CHAIN)
 
     save = pool.save(saved, from_=payload_of(saved, SMALL))
     with daemon.connect(model="m") as other:
         assert store(other, saved).reasons == {"pending": CHAIN}
-    found = _wait_for(run.address, "kvpool_writing_chunks", CHAIN)
+    found = wait_sample(run.daemon, "kvpool_writing_chunks", CHAIN)
     assert (found["kvpool_reservations"], found['kvpool_held_bytes{kind="reserved"}']) == (1, BYTES)
     result = save.commit()
     assert result is not None
     assert result.stored == CHAIN
-    found = _wait_for(run.address, "kvpool_writing_chunks", 0)
+    found = wait_sample(run.daemon, "kvpool_writing_chunks", 0)
     assert found['kvpool_declined_chunks_total{reason="pending"}'] == CHAIN
     assert (found["kvpool_chunks"], found["kvpool_dram_chunks"], found["kvpool_reservations"]) == (24, 24, 0)

@@ -3,38 +3,26 @@
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_native
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start
+from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
 
 
-def _run(*arguments: str, answer: str = "") -> Result:
-    return CliRunner().invoke(cli, arguments, input=answer, prog_name="kvpoolctl", catch_exceptions=False)
-
-
-def _execute(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
 def test_info_lists_what_is_in_use(shared_daemon: Daemon) -> None:
     daemon = shared_daemon
-    plain = _execute("--socket", daemon.socket, "info")
+    plain = execute("--socket", daemon.socket, "info")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith("# Info\n")
-    values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+    values = ctl_json(daemon, "info")
     assert values["dram_capacity_bytes"] == 16 << 20
     assert (values["write_mode"], values["staging_bytes"]) == ("in-place", 0)
     assert f"epoch:{values['epoch']}\n" in plain.stdout
@@ -42,36 +30,19 @@ def test_info_lists_what_is_in_use(shared_daemon: Daemon) -> None:
     assert (values["health"], values["problems"]) == ("ready", [])
 
 
-@pytest.mark.slow
-def test_info_names_the_copy_variants_chosen_for_this_processor(daemon: Daemon) -> None:
-    def values() -> dict[str, str]:
-        info: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
-        return info
-
-    wait_until(lambda: "not measured" not in values()["copy_save"] + values()["copy_load"], "the copies are measured")
-    for name in ("copy_save", "copy_load"):
-        assert values()[name] == "no variants" or all(size in values()[name] for size in ("4 KiB", "8 KiB", "32 KiB"))
-
-
 def test_stats_count_what_was_stored(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, 3 * 32)))
-        sections = json.loads(_run("--json", "--socket", daemon.socket, "stats").stdout)
+        sections = ctl_json(daemon, "stats")
         assert sections["dram"]["dram.chunks"] == 3
         assert sections["server"]["connections"] == 2
-        plain = _run("--socket", daemon.socket, "stats", "dram").stdout
+        plain = ctl(daemon, "stats", "dram").stdout
         assert f"dram.used_bytes:{3 * SMALL.chunk_bytes}\n" in plain
         assert "# Chunks" not in plain
 
 
-def test_stats_refuse_an_unknown_section(shared_daemon: Daemon) -> None:
-    refused = _run("--socket", shared_daemon.socket, "stats", "tape")
-    assert refused.exit_code == 2
-    assert "'tape' is no section, expected one of server" in refused.stderr
-
-
 def test_watch_prints_a_line_for_each_interval_within_the_terminals_width(shared_daemon: Daemon) -> None:
-    watched = _run("--socket", shared_daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
+    watched = ctl(shared_daemon, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
     lines = watched.splitlines()
     assert len(lines) == 24
     assert lines[0] == lines[21]
@@ -81,25 +52,25 @@ def test_watch_prints_a_line_for_each_interval_within_the_terminals_width(shared
 
 def test_watch_shows_a_section_and_refuses_an_unknown_one(shared_daemon: Daemon) -> None:
     ask = ("--socket", shared_daemon.socket, "stats", "dram", "--watch", "--interval", "10ms", "--count", "2")
-    blocks = _run(*ask).stdout.split("\n\n")
+    blocks = ctl(None, *ask).stdout.split("\n\n")
     assert len(blocks) == 2
     assert all("dram.chunks:" in block and "connections:" not in block for block in blocks)
-    rows = [json.loads(line) for line in _run(*ask, "--json").stdout.splitlines()]
+    rows = [json.loads(line) for line in ctl(None, *ask, "--json").stdout.splitlines()]
     assert [list(row) for row in rows] == [["dram"], ["dram"]]
-    refused = _run("--socket", shared_daemon.socket, "stats", "tape", "--watch")
+    refused = ctl(shared_daemon, "stats", "tape", "--watch")
     assert refused.exit_code == 2
     assert "'tape' is no section, expected one of server" in refused.stderr
 
 
 @pytest.mark.parametrize("option", [("--count", "2"), ("--interval", "1s")])
 def test_what_goes_with_watch_alone_is_refused_without(shared_daemon: Daemon, option: tuple[str, str]) -> None:
-    refused = _run("--socket", shared_daemon.socket, "stats", *option)
+    refused = ctl(shared_daemon, "stats", *option)
     assert (refused.exit_code, f"{option[0]} goes with --watch" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["stats --watch", "events --follow"])
 def test_what_goes_on_until_it_is_interrupted_then_ends_well(shared_daemon: Daemon, command: str) -> None:
-    line = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
+    line = [*PROGRAM, "--socket", shared_daemon.socket, *command.split()]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline()
@@ -113,13 +84,13 @@ def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
-        refused = _run("--socket", daemon.socket, "flush", "--all", answer="n\n")
+        refused = ctl(daemon, "flush", "--all", answer="n\n")
         assert refused.exit_code == 1
-        unasked = _run("--socket", daemon.socket, "flush", "--all")
+        unasked = ctl(daemon, "flush", "--all")
         assert (unasked.exit_code, "nothing was dropped: --yes does it" in unasked.stderr) == (1, True)
         assert pool.lookup(keys).chunks == 3
-        assert _run("--socket", daemon.socket, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
-        done = _run("--socket", daemon.socket, "flush", "--model", "test-model", answer="y\n")
+        assert ctl(daemon, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
+        done = ctl(daemon, "flush", "--model", "test-model", answer="y\n")
         assert done.exit_code == 0
         assert (
             done.stdout.splitlines()[-1]
@@ -140,53 +111,30 @@ def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
     ],
 )
 def test_wrong_usage_exits_with_2(shared_daemon: Daemon, arguments: list[str]) -> None:
-    assert (
-        _run("--socket", shared_daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").exit_code == 2
-    )
+    assert ctl(shared_daemon, *arguments, "--yes" if "flush" in arguments else "--bad").exit_code == 2
 
 
-def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(1, 3 * 32))
-        store(pool, keys)
-        good = _run("--socket", daemon.socket, "check", "--deep")
-        assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks (dram: 3), 3 verified by their bytes\n")
-        lease = pool.acquire(pool.lookup(keys))
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[1])] ^= 1
-        bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
-        assert bad.exit_code == 1
-        assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
-
-
-def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Start, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(ssd__path=str(path), ssd__capacity="64MiB", ssd__create="false")
-    loose = _run("--socket", daemon.socket, "check", "--strict")
+    loose = ctl(daemon, "check", "--strict")
     assert loose.exit_code == 1
     assert "health: degraded, expected ready" in loose.stdout
     assert f"ssd: offline, expected ok: {path}: there is no such directory" in loose.stdout
     path.mkdir(mode=0o700)
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    strict = _run("--socket", daemon.socket, "check", "--strict")
+    daemon.wait_open()
+    strict = ctl(daemon, "check", "--strict")
     assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks (dram: 0, ssd: 0)\n")
-    assert _run("--socket", daemon.socket, "drain").exit_code == 0
-    assert _run("--socket", daemon.socket, "check").exit_code == 0
-    drained = _run("--socket", daemon.socket, "check", "--strict", "--json")
+    assert ctl(daemon, "drain").exit_code == 0
+    assert ctl(daemon, "check").exit_code == 0
+    drained = ctl(daemon, "check", "--strict", "--json")
     assert drained.exit_code == 1
     assert json.loads(drained.stdout)["problems"] == ["health: draining, expected ready"]
 
 
-@pytest.mark.parametrize("command", ["info", "stats", "check"])
-def test_an_unreachable_daemon_exits_with_3_and_a_remedy(command: str) -> None:
-    refused = _run("--socket", "/nowhere/kvpool.sock", command)
-    assert refused.exit_code == 3
-    assert "is kvpoold running?" in refused.stderr
-
-
 @pytest.mark.parametrize("command", ["info", "stats", "flush", "check", "bench"])
 def test_help_reads_like_a_manual_page(command: str) -> None:
-    text = _run(command, "--help").stdout
+    text = ctl(None, command, "--help").stdout
     assert text.startswith(f"Usage: kvpoolctl {command}")
     assert "Examples:" in text
     assert "3  daemon unreachable" in text
@@ -203,7 +151,7 @@ FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scat
 def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
     trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
     trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
-    run = _execute("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
+    run = execute("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document == json.loads(out.read_text())
@@ -225,12 +173,12 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
-    start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+    start_daemon: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KVPOOL_TRACES", raising=False)
     daemon = start_daemon(dram__capacity="256MiB")
     for _ in range(2):
-        run = _execute("bench", "all", "--quick", "--socket", daemon.socket)
+        run = execute("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
         assert "footprint, ssd and peer are left out: they do not measure the daemon that --socket names" in run.stdout
         assert "replay is left out: name traces" in run.stdout
@@ -239,7 +187,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
 
 @pytest.mark.timed
 def test_an_idle_daemon_is_small_and_sleeps() -> None:
-    run = _execute("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
+    run = execute("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
     assert run.returncode == 0, run.stderr
     (row,) = json.loads(run.stdout)["rows"]
     assert row["rss_mib"] <= row["rss_bar_mib"] == 100
@@ -249,19 +197,19 @@ def test_an_idle_daemon_is_small_and_sleeps() -> None:
 
 def test_an_empty_model_is_no_order_to_drop_everything(shared_daemon: Daemon) -> None:
     daemon = shared_daemon
-    refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
+    refused = ctl(daemon, "flush", "--model", "", "--yes")
     assert refused.exit_code == 2
     assert "--model is empty" in refused.stderr
 
 
 def test_a_model_that_there_is_not_is_a_failure_that_lists_those_that_there_are(daemon: Daemon) -> None:
-    unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
+    unknown = ctl(daemon, "flush", "--model", "nobody", "--yes")
     assert unknown.exit_code == 1
     assert unknown.stderr == (
         "kvpoolctl: there is no model nobody; models are none (a model with a revision is model@revision)\n"
     )
     with daemon.connect(model="llama", revision="5f0b"), daemon.connect(model="qwen"):
-        unknown = _run("--socket", daemon.socket, "flush", "--model", "llama", "--yes")
+        unknown = ctl(daemon, "flush", "--model", "llama", "--yes")
         assert unknown.exit_code == 1
         assert "there is no model llama; models are llama@5f0b, qwen (" in unknown.stderr
-        assert _run("--socket", daemon.socket, "flush", "--model", "qwen", "--yes").stdout.startswith("dropped 0 ")
+        assert ctl(daemon, "flush", "--model", "qwen", "--yes").stdout.startswith("dropped 0 ")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool_tools.cli import kvpoolctl
-from kvpool_tools.cli.kvpoolctl import cli, main
+from kvpool_tools.cli.kvpoolctl import main
 from tests.rigs.daemon import Daemon
+from tests.rigs.kvpoolctl import ctl
 
 HUGE = "9" * 400
 PRINTING = [
@@ -28,10 +28,6 @@ PRINTING = [
     "events",
     "check",
 ]
-
-
-def _run(daemon: Daemon, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments])
 
 
 @pytest.mark.parametrize(
@@ -50,15 +46,14 @@ def _run(daemon: Daemon, *arguments: str) -> Result:
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
 def test_nonsensical_values_are_wrong_usage(shared_daemon: Daemon, arguments: list[str], message: str) -> None:
-    refused = _run(shared_daemon, *arguments)
+    refused = ctl(shared_daemon, *arguments)
     assert refused.exit_code == 2, refused.output
     assert message in refused.output
-    assert isinstance(refused.exception, SystemExit)
 
 
 @pytest.mark.parametrize("given", ["unix:///run/kvpool/kvpool.sock", "file:///x", "", "a" * 108])
 def test_a_socket_that_is_no_path_is_wrong_usage(given: str) -> None:
-    refused = CliRunner().invoke(cli, ["--socket", given, "info"])
+    refused = ctl(None, "--socket", given, "info")
     assert refused.exit_code == 2, refused.output
     assert "expected a path" in refused.output
 
@@ -75,7 +70,7 @@ def test_a_socket_without_the_right_to_it_is_reported_with_the_right_remedy() ->
             listener.listen()
             os.seteuid(65534)
             try:
-                refused = CliRunner().invoke(cli, ["--socket", path, "info"])
+                refused = ctl(None, "--socket", path, "info")
             finally:
                 os.seteuid(0)
     assert refused.exit_code == 3
@@ -84,7 +79,7 @@ def test_a_socket_without_the_right_to_it_is_reported_with_the_right_remedy() ->
 
 
 def test_a_socket_that_is_not_there_is_reported_with_the_option(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(cli, ["--socket", str(tmp_path / "none.sock"), "info"])
+    refused = ctl(None, "--socket", tmp_path / "none.sock", "info")
     assert refused.exit_code == 3
     assert "is kvpoold running? name another socket with --socket PATH or KVPOOL_SOCKET" in refused.output
 
@@ -95,7 +90,7 @@ def test_a_socket_that_is_there_is_named_where_another_one_is_not(
     other = tmp_path / "other.sock"
     other.touch()
     monkeypatch.setattr(kvpoolctl, "SERVICE_SOCKET", str(other))
-    refused = CliRunner().invoke(cli, ["--socket", str(tmp_path / "none.sock"), "info"])
+    refused = ctl(None, "--socket", tmp_path / "none.sock", "info")
     assert f"name another socket with --socket PATH or KVPOOL_SOCKET, such as {other}" in refused.output
 
 
@@ -103,12 +98,12 @@ def test_the_environment_names_the_socket_and_the_option_another(
     shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVPOOL_SOCKET", shared_daemon.socket)
-    assert CliRunner().invoke(cli, ["info"]).exit_code == 0
+    assert ctl(None, "info").exit_code == 0
     monkeypatch.setenv("KVPOOL_SOCKET", "/nowhere/kvpool.sock")
-    assert "no daemon answers at /nowhere/kvpool.sock" in CliRunner().invoke(cli, ["info"]).output
-    assert _run(shared_daemon, "info").exit_code == 0
+    assert "no daemon answers at /nowhere/kvpool.sock" in ctl(None, "info").output
+    assert ctl(shared_daemon, "info").exit_code == 0
     monkeypatch.setenv("KVPOOL_SOCKET", "unix:///nowhere/kvpool.sock")
-    wrong = CliRunner().invoke(cli, ["info"])
+    wrong = ctl(None, "info")
     assert wrong.exit_code == 2
     assert "KVPOOL_SOCKET is 'unix:///nowhere/kvpool.sock', expected a path without a scheme" in wrong.output
 
@@ -118,7 +113,7 @@ def test_the_environment_names_the_socket_and_the_option_another(
     [("soon", "'soon' is no duration"), ("0s", "0s, expected 10ms to 1h"), ("2h", "2h, expected 10ms to 1h")],
 )
 def test_a_timeout_out_of_its_range_is_wrong_usage(given: str, message: str) -> None:
-    refused = CliRunner().invoke(cli, ["--timeout", given, "info"])
+    refused = ctl(None, "--timeout", given, "info")
     assert refused.exit_code == 2
     assert message in refused.output
 
@@ -142,8 +137,8 @@ def test_a_closed_standard_output_is_one_line_and_a_failure(
 def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.signal(signal.SIGSTOP)
-    assert "has not answered within 2 s" in _run(daemon, "info").output
-    silent = _run(daemon, "--timeout", "200ms", "info")
+    assert "has not answered within 2 s" in ctl(daemon, "info").output
+    silent = ctl(daemon, "--timeout", "200ms", "info")
     assert silent.exit_code == 3
     pid = daemon.process.pid
     assert f"a daemon listens at {daemon.socket} (pid {pid}) but has not answered within 0.2 s" in silent.output
@@ -151,7 +146,7 @@ def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon) -> None:
     assert "is kvpoold running?" not in silent.output
     assert "Errno" not in silent.output
     daemon.signal(signal.SIGCONT)
-    assert _run(daemon, "info").exit_code == 0
+    assert ctl(daemon, "info").exit_code == 0
 
 
 def test_a_daemon_that_accepts_no_connection_is_named_too(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.e2e.remote.test_two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.kvpoolctl import ctl
+from tests.rigs.metrics import samples_of
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.ports import free_port
 
 
 def run(daemon: Daemon, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments], catch_exceptions=False)
+    done = ctl(daemon, *arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -28,19 +28,10 @@ def row_of(daemon: Daemon) -> dict[str, Any]:
     return dict(row)
 
 
-def scrape(path: str) -> str:
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(path)
-        asking.sendall(b"GET /metrics HTTP/1.0\r\nHost: a\r\n\r\n")
-        with asking.makefile("rb") as answer:
-            return answer.read().decode()
-
-
 @pytest.mark.slow
 def test_peers_are_shown_with_what_was_taken_from_them(tmp_path: Path) -> None:
-    path = str(tmp_path / "metrics")
     with (
-        two_daemons(tmp_path, here__server__metrics_socket=path) as (owner, here),
+        two_daemons(tmp_path, here__server__metrics="127.0.0.1:0") as (owner, here),
         owner.connect() as there,
         here.connect() as pool,
     ):
@@ -60,12 +51,11 @@ def test_peers_are_shown_with_what_was_taken_from_them(tmp_path: Path) -> None:
         assert row["read_bytes"] == CHUNKS * SMALL.chunk_bytes
         assert row["bytes_per_s"] > 0
         assert len(row["life"]) == 32
-
-        page = scrape(path)
-        assert 'kvpool_peers{state="following"} 1.0' in page
-        assert f'kvpool_peer_node_read_bytes_total{{peer="{row["address"][6:]}"}} {row["read_bytes"]}.0' in page
-        assert f"kvpool_peer_pulled_chunks_total {CHUNKS}.0" in page
-        assert 'kvpool_peer_refused_messages_total{code="domain"} 0.0' in page
+        found = samples_of(here)
+        assert found['kvpool_peers{state="following"}'] == 1
+        assert found[f'kvpool_peer_node_read_bytes_total{{peer="{row["address"][6:]}"}}'] == row["read_bytes"]
+        assert found["kvpool_peer_pulled_chunks_total"] == CHUNKS
+        assert found['kvpool_peer_refused_messages_total{code="domain"}'] == 0
 
         lines = run(here, "peers").splitlines()
         assert re.fullmatch(r"this node: here at 127\.0\.0\.1:\d+, no keys, chunks not encrypted", lines[0])

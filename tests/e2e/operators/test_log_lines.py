@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import keys_of
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.payload import store, tokens_of
 
 REFUSALS = 50
@@ -58,7 +57,7 @@ def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) ->
     assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]
 
 
-def test_a_full_daemon_names_its_code_once(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_full_daemon_names_its_code_once(start_daemon: Start) -> None:
     daemon = start_daemon(server__max_connections="1")
     wait_until(lambda: daemon.stats()["connections"] == 1, "the starter's connection has ended")
     with contextlib.ExitStack() as stack:
@@ -71,9 +70,7 @@ def test_a_full_daemon_names_its_code_once(start_daemon: Callable[..., Daemon]) 
     assert f"uid {os.getuid()}: {full}\n" in daemon.log()
 
 
-def test_every_order_of_an_operator_names_its_user_and_what_it_was_carried_out_on(
-    start_daemon: Callable[..., Daemon],
-) -> None:
+def test_every_order_of_an_operator_names_its_user_and_what_it_was_carried_out_on(start_daemon: Start) -> None:
     daemon = start_daemon(log__level="error")
     who = f"by pid {os.getpid()} uid {os.getuid()}"
     with daemon.admin() as admin, daemon.connect(model="two\nlines") as pool:

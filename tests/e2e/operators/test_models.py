@@ -1,16 +1,12 @@
 """`kvpoolctl models` of a live daemon: bytes by tier, chunks, hits, last use and connections of each model and layout."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
 import kvpool_client as kv
 from kvpool.types import PROBE_MODEL
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
+from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import store, tokens_of
 
 SHARDED: dict[str, Any] = {
@@ -24,17 +20,13 @@ SHARDED: dict[str, Any] = {
 
 
 def _models(daemon: Daemon) -> list[dict[str, Any]]:
-    run = CliRunner().invoke(cli, ["--socket", daemon.socket, "models", "--json"], catch_exceptions=False)
-    assert run.exit_code == 0, run.output
-    rows: list[dict[str, Any]] = json.loads(run.stdout)["models"]
+    rows: list[dict[str, Any]] = ctl_json(daemon, "models")["models"]
     return rows
 
 
-def test_rows_have_what_each_model_and_layout_stores_and_uses(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_rows_have_what_each_model_and_layout_stores_and_uses(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", server__metrics="127.0.0.1:0")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     wait_until(lambda: daemon.info()["health"] == "ready", "the probe's chunk is there")
     ranks = [daemon.connect(kv.Layout(**SHARDED, rank=rank), model="sharded", revision="a1") for rank in range(2)]
     for pool in ranks:
@@ -57,7 +49,7 @@ def test_rows_have_what_each_model_and_layout_stores_and_uses(
     assert (sharded["chunks"], sharded["ranks"], sharded["connections"]) == (4, 2, 2)
     assert sharded["dram_bytes"] == sharded["ssd_bytes"] == 4 * SMALL.stored_bytes
     assert sharded["layout"].endswith("; 2 ranks")
-    text = CliRunner().invoke(cli, ["--socket", daemon.socket, "models"]).stdout
+    text = ctl(daemon, "models").stdout
     assert "60.0%" in text
     for pool in ranks:
         pool.close()
@@ -65,5 +57,5 @@ def test_rows_have_what_each_model_and_layout_stores_and_uses(
 
 def test_a_pool_without_models_says_so(daemon: Daemon) -> None:
     assert _models(daemon) == []
-    text = CliRunner().invoke(cli, ["--socket", daemon.socket, "models"]).stdout
+    text = ctl(daemon, "models").stdout
     assert text == "no model has chunks here, and no engine is connected\n"

@@ -1,29 +1,21 @@
 """`kvpoolctl mrc` of a live daemon: the miss-ratio curve of its clients' requests."""
 
 import importlib.util
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
 from kvpool_tools.cli.commands import mrc
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, Start
+from tests.rigs.kvpoolctl import ctl, ctl_json
 
 LAYOUT = kv.Layout(layers=1, planes=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
 ROOM = 1024
 CHUNKS = 64
-
-
-def _mrc(daemon: Daemon, *arguments: object) -> Result:
-    command = ["--socket", daemon.socket, "mrc", *map(str, arguments)]
-    return CliRunner().invoke(cli, command, catch_exceptions=False)
 
 
 def _ask_for(pool: kv.Pool, prompt: int) -> None:
@@ -37,7 +29,7 @@ def _ask_for(pool: kv.Pool, prompt: int) -> None:
 
 
 @pytest.fixture
-def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
+def tight(start_daemon: Start) -> Daemon:
     """A daemon with room for 1024 chunks of 4 KiB."""
     return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
 
@@ -48,9 +40,7 @@ def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) 
     with tight.connect(LAYOUT) as pool:
         for number in range(32 * 20):
             _ask_for(pool, number % 32)
-    run = _mrc(tight, "--json", "--add", "4MiB,10MiB")
-    assert run.exit_code == 0, run.stderr
-    document: dict[str, Any] = json.loads(run.stdout)
+    document: dict[str, Any] = ctl_json(tight, "mrc", "--add", "4MiB,10MiB")
     assert set(document) == {
         *("command", "version", "rows", "dram_capacity_bytes", "ssd_capacity_bytes", "horizon_bytes"),
         *("referenced_bytes", "sampled_chunks", "sample_rate", "error_points"),
@@ -67,22 +57,22 @@ def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) 
     rates = [row["hit_rate"] for row in document["rows"]]
     assert capacities == sorted(capacities)
     assert rates == sorted(rates)
-    text = _mrc(tight, "--add", "10MiB")
+    text = ctl(tight, "mrc", "--add", "10MiB")
     assert text.exit_code == 0, text.stderr
     for word in ("LRU over 160.0 MiB asked for", "DRAM, now", "DRAM + 10.0 MiB", "points", "█"):
         assert word in text.stdout
     if importlib.util.find_spec("matplotlib") is not None:
         picture = tmp_path / "curve.png"
-        assert _mrc(tight, "--add", "10MiB", "--png", picture).exit_code == 0
+        assert ctl(tight, "mrc", "--add", "10MiB", "--png", picture).exit_code == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_sample_that_is_too_small_is_no_curve(tight: Daemon) -> None:
     with tight.connect(LAYOUT) as pool:
         _ask_for(pool, 1)
-    run = _mrc(tight)
+    run = ctl(tight, "mrc")
     assert "the sample is too small: what follows is no estimate" in run.stdout
-    document = json.loads(_mrc(tight, "--json").stdout)
+    document = ctl_json(tight, "mrc")
     assert document["error_points"] >= 20.0
 
 
@@ -101,7 +91,7 @@ def test_a_small_sample_is_named_with_its_error(capsys: pytest.CaptureFixture[st
 
 
 def test_a_daemon_without_requests_reports_that(tight: Daemon) -> None:
-    run = _mrc(tight)
+    run = ctl(tight, "mrc")
     assert (run.exit_code, run.stdout) == (0, "nothing was asked for yet\n")
 
 
@@ -110,6 +100,6 @@ def test_wrong_input_is_named(tight: Daemon) -> None:
         ("many", "--add: 'many' is no size"),
         ("1TiB", "--add is 1.0 TiB, expected at most 12.0 MiB"),
     ):
-        run = _mrc(tight, "--add", add)
+        run = ctl(tight, "mrc", "--add", add)
         assert run.exit_code == 2
         assert message in run.stderr

@@ -3,7 +3,6 @@
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.kvpoolctl import PROGRAM, ctl
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.ports import free_port
 
@@ -19,7 +19,6 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 SOURCES = "\n".join(
     path.read_text() for folder in ("kvpool", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
 )
-CONTROL = [sys.executable, "-m", "kvpool_tools.cli.kvpoolctl"]
 # Before a command that needs what another one undoes.
 ORDER = ("info", "stats", "check", "verify", "drain", "drain --undo", "flush --demote", "flush --all")
 # What no command line shows: an argument of the reader's.
@@ -49,7 +48,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     one = Daemon(directory, **{"dram.capacity": "32MiB", "server.metrics": "127.0.0.1:0", **peers})
     one.start("--config", str(config))
     with one:
-        wait_until(lambda: one.stats()["ssd.state"] == "ok", "the tier is open")
+        one.wait_open()
         with one.connect() as pool:
             store(pool, pool.keys(tokens_of(1, 256)))
         yield one
@@ -62,13 +61,13 @@ def _is_ready(daemon: Daemon) -> bool:
 
 @pytest.mark.parametrize("command", _commands())
 def test_a_command_of_the_page_does_what_it_is_for(daemon: Daemon, command: str) -> None:
-    words = [*CONTROL, "--socket", daemon.socket, "--timeout", "60s", *command.split()]
     if command in NEEDS_AN_ARGUMENT:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, "Missing argument" in done.stderr) == (2, True)
+        done = ctl(daemon, *command.split())
+        assert (done.exit_code, "Missing argument" in done.stderr) == (2, True)
         return
     wait_until(lambda: "drain" in command or _is_ready(daemon), "the daemon is ready")
     if "--watch" in command:
+        words = [*PROGRAM, "--socket", daemon.socket, *command.split()]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
             assert watching.stdout.readline()
@@ -76,10 +75,10 @@ def test_a_command_of_the_page_does_what_it_is_for(daemon: Daemon, command: str)
             watching.stdout.read()
         assert watching.returncode == 0
         return
-    done = subprocess.run(words, input="y\n", capture_output=True, text=True, timeout=120, check=False)
+    done = ctl(daemon, "--timeout", "60s", *command.split(), answer="y\n")
     with daemon.admin() as admin:
         admin.drain(is_on=False)  # the command that does so may be another worker's
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout
 
 

@@ -2,7 +2,6 @@
 attended to, and nothing is served after a loss."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from kvpool_sparse.device.slot_table import Numbers
 from kvpool_sparse.device.staging_area import StagingArea
 from kvpool_sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
-from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, sequence_of
-from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
+from tests.rigs.daemon import Daemon, Start, wait_until
 
-__all__ = ["device", "module_daemon", "module_daemons", "pool"]  # fixtures
+__all__ = ["device", "pool"]  # fixtures
 
 END = 1300
 
@@ -38,8 +36,7 @@ def on_device(
 
 def lose_chunks(daemon: Daemon, pool: kv.Pool) -> None:
     """End the lease, and flush what it held."""
-    end_connection_of(pool)
-    wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended")
+    lose_lease(daemon, pool)
     with daemon.admin() as admin:
         admin.flush(None, None)
 
@@ -139,9 +136,7 @@ def test_a_prefetch_of_lost_chunks_stages_nothing(
             there.attend(1, text.query)
 
 
-def test_chunks_that_come_back_to_other_slots_are_staged_anew(
-    start_daemon: Callable[..., Daemon], device: torch.device
-) -> None:
+def test_chunks_that_come_back_to_other_slots_are_staged_anew(start_daemon: Start, device: torch.device) -> None:
     daemon = start_daemon(dram__capacity="8MiB")
     text, between = Text(66, END), Text(67, END)
     with (
@@ -161,40 +156,6 @@ def test_chunks_that_come_back_to_other_slots_are_staged_anew(
             check_exact(there, text)
             assert there.stats()["reattached"] == 1
             assert there.stats()["staging_copies"] > copies
-
-
-def test_a_killed_daemon_loses_nothing(daemon: Daemon, device: torch.device) -> None:
-    text = Text(68, END)
-    with daemon.connect(layout=LAYOUT) as pool, on_device(pool, text, device, staging_blocks=20) as there:
-        daemon.kill()
-        check_exact(there, text)
-        daemon.start()
-        wait_until(lambda: pool.connected, "the pool has connected again")
-        check_exact(there, text)
-
-
-def test_close_does_not_wait_for_all_of_a_prefetch(
-    pool: kv.Pool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = Text(69, END)
-    with on_device(pool, text, device, staging_blocks=300) as there:
-        check_exact(there, text)
-        there._ready()
-        there._staging.table.clear()
-        read, calls = BlockReader.read, []
-
-        def closing(self: BlockReader, layer: int, blocks: Numbers, heads: Numbers, out: Items) -> None:
-            if layer == 1:
-                calls.append(layer)
-                there._prefetch._stop.set()  # as `close` does meanwhile
-            read(self, layer, blocks, heads, out)
-
-        monkeypatch.setattr(BlockReader, "read", closing)
-        monkeypatch.setattr(there._staging.area, "piece", 4)
-        attended(there, 0, queries(69, 1)[0])
-        there.close()
-    assert calls in ([], [1])
-    assert there._prefetch.is_stopping
 
 
 def test_a_step_that_is_interrupted_is_the_last_one(

@@ -21,9 +21,8 @@ from kvpool_sparse.results import Floats
 from tests.e2e.sparse.test_reports import measured, wait_for
 from tests.e2e.sparse.test_sequences import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 from tests.rigs.daemon import Daemon
-from tests.rigs.module_daemons import module_daemon, module_daemons
 
-__all__ = ["measured", "module_daemon", "module_daemons"]  # fixtures
+__all__ = ["measured"]  # fixtures
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Against the host's kernels: both accumulate in float32, in other orders.
@@ -145,18 +144,6 @@ def test_a_step_that_wants_more_than_there_is_room_for_goes_in_pieces(
         assert there.device_bytes == before
 
 
-def test_a_scan_that_does_not_fit_keeps_what_it_had(pool: kv.Pool, device: torch.device) -> None:
-    text, end, slots = Text(32, 1500), 1500, 16
-    with both_of(pool, text, EVERYTHING, end, device=device, staging_blocks=18) as (_, there):
-        assert there._staging.table.slots == slots
-        wanted = EVERYTHING.middle_blocks(end) * LAYOUT.kv_heads
-        for query in queries(32, 4):
-            attended(there, 0, query)
-        piece = there._staging.area.piece
-        assert there.stats()["staging_hits"] >= 3 * (slots - piece)
-        assert there.stats()["staging_wanted"] == 4 * wanted
-
-
 def test_memory_on_the_device_is_bounded_whatever_the_length(pool: kv.Pool, device: torch.device) -> None:
     text = Text(33, 2500)
     token = LAYOUT.layers * LAYOUT.token_plane_bytes * 2
@@ -212,23 +199,6 @@ def test_the_next_layers_blocks_are_there_before_its_step(pool: kv.Pool, device:
         assert there.stats()["staging_prefetch_hits"] == take, "counted once"
 
 
-def test_a_prefetch_that_does_not_fit_is_left_out(pool: kv.Pool, device: torch.device) -> None:
-    text = Text(36, 1500)
-    with both_of(pool, text, EVERYTHING, 1500, device=device, staging_blocks=12) as (host, there):
-        for query in queries(36, 2):
-            check_same(host, there, query)
-        assert there.stats()["staging_prefetch_hits"] == 0
-
-
-def test_old_blocks_make_room_for_new_ones(pool: kv.Pool, device: torch.device) -> None:
-    text, end = Text(37, 2000), 2000
-    with both_of(pool, text, CONFIG, end, device=device, staging_blocks=32) as (host, there):
-        for query in queries(37, 12):
-            check_same(host, there, query)
-        assert there.stats()["staging_copies"] > 2 * there._staging.table.slots
-        assert there._staging.table.used == there._staging.table.slots
-
-
 def test_fetched_blocks_are_what_was_appended(pool: kv.Pool, device: torch.device) -> None:
     text, end = Text(38, 1200), 1200
     with both_of(pool, text, CONFIG, end, device=device, staging_blocks=5) as (host, there):
@@ -264,21 +234,6 @@ def test_a_sequence_is_taken_over_with_its_tokens(pool: kv.Pool, module_daemon: 
             append_to(second, text, end)
             for layer in range(LAYOUT.layers):
                 np.testing.assert_allclose(attended(second, layer, text.query), expected[layer], atol=CLOSE)
-
-
-def test_forks_go_their_own_ways(pool: kv.Pool, device: torch.device) -> None:
-    text, other = Text(41, 1500), Text(42, 1500)
-    other.keys[:, :1010], other.values[:, :1010] = text.keys[:, :1010], text.values[:, :1010]
-    with both_of(pool, text, EVERYTHING, 1010, device=device, staging_blocks=50) as (_, parent):
-        attended(parent, 0, text.query)
-        with parent.fork() as child:
-            assert child.stats()["staged_blocks"] == 0
-            append_to(child, other, 1400)
-            append_to(parent, text, 1300)
-            np.testing.assert_allclose(attended(child, 0, text.query), other.exact(0, 1400, text.query), atol=2e-5)
-            np.testing.assert_allclose(attended(parent, 0, text.query), text.exact(0, 1300), atol=2e-5)
-            parent.close()
-            np.testing.assert_allclose(attended(child, 1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
 
 
 def test_what_was_computed_from_an_estimate_is_found_by_nobody(pool: kv.Pool, device: torch.device) -> None:
@@ -329,18 +284,6 @@ def test_a_closed_sequence_raises_and_leaves_no_thread(pool: kv.Pool, device: to
             use()
     assert "closed" in repr(there)
     assert there.stats()["staged_blocks"] == 0
-
-
-def test_nan_keys_are_always_read_and_reach_no_other_head(pool: kv.Pool, device: torch.device) -> None:
-    text = Text(44, 1000)
-    text.keys[0, 500, 0, 5] = 0x7FC0
-    text.values[0, 300, 0, 7] = 0x7F80
-    with both_of(pool, text, NOTHING, 1000, device=device, staging_blocks=8) as (_, there):
-        for _ in range(2):
-            found = attended(there, 0, text.query)
-            assert np.isnan(found[:3]).all()
-            assert np.isfinite(found[3:]).all()
-        np.testing.assert_allclose(attended(there, 1, text.query), there.sequence.attend(1, text.query), atol=CLOSE)
 
 
 def test_heads_that_cannot_be_estimated_are_read_whole(pool: kv.Pool, device: torch.device) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,8 @@ import pytest
 import kvpool_client as kv
 from kvpool_client.copying.leased_memory import LeasedMemory
 from tests.e2e.remote.test_two_daemons import two_daemons
-from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.payload import bytes_at, chunk_bytes_of, payload_of, store, tokens_of
-
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 CHUNKS = 12
 
@@ -65,9 +61,7 @@ def test_a_chunk_that_was_overwritten_ends_what_is_good(module_daemon: Daemon) -
         wait_until(lambda: pool.lookup(keys).chunks == 4, "the daemon has dropped it")
 
 
-def test_a_lease_is_renewed_until_it_is_closed(
-    start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_renewed_until_it_is_closed(start_daemon: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool_client.connection.link.RENEW_FRACTION", 0.02)  # a busy machine may be late with many
     daemon = start_daemon(server__lease_ttl="3s")
     with daemon.connect() as pool, daemon.connect() as other:

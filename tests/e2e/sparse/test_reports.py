@@ -1,36 +1,31 @@
 """Compute by lookup as operators see it: what sequences did, in the metrics and statistics of a real daemon."""
 
-import urllib.request
-from collections.abc import Callable
 from dataclasses import astuple
 
 import pytest
 
 import kvpool_client as kv
-from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool.types import MASS_UNIT, SPARSE_COUNTS, SparseUsage
 from kvpool_sparse import SequenceLost, SparseSequence
 from kvpool_sparse.tally import Tally
-from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, sequence_of
-from tests.rigs.daemon import Daemon, wait_until
+from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
+from tests.rigs.daemon import Daemon, Start, wait_until
+from tests.rigs.metrics import METERED, samples_of
 
 TOKENS = 900
 
 
 @pytest.fixture
-def measured(start_daemon: Callable[..., Daemon]) -> Daemon:
+def measured(start_daemon: Start) -> Daemon:
     """A daemon with metrics."""
-    return start_daemon(server__metrics="127.0.0.1:0", server__probe_interval="0s")
+    return start_daemon(**METERED)
 
 
 def sparse_metrics(daemon: Daemon) -> dict[str, float]:
     """Samples about compute by lookup, by name and labels without what all begin with."""
-    with urllib.request.urlopen(f"http://{daemon.info()['metrics']}/metrics", timeout=10.0) as answer:
-        samples = [
-            line.rpartition(" ") for line in answer.read().decode().splitlines() if line.startswith("kvpool_sparse_")
-        ]
-    return {name.removeprefix("kvpool_sparse_"): float(value) for name, _, value in samples}
+    begin = "kvpool_sparse_"
+    return {name.removeprefix(begin): value for name, value in samples_of(daemon).items() if name.startswith(begin)}
 
 
 def wait_for(daemon: Daemon, name: str, value: float) -> dict[str, float]:
@@ -72,19 +67,6 @@ def test_what_sequences_did_appears_by_model(measured: Daemon) -> None:
         assert stats["usage.clamped_values"] == 0
 
 
-@pytest.mark.slow
-def test_a_sequence_in_use_is_seen_before_it_closes(measured: Daemon) -> None:
-    text = Text(2, TOKENS)
-    with measured.connect(layout=LAYOUT) as pool, sequence_of(pool, text, CONFIG, TOKENS) as sequence:
-
-        def is_seen() -> bool:
-            sequence.attend(0, text.query)
-            return bool(measured.stats().get("sparse.recalls"))
-
-        wait_until(is_seen, "its recalls are reported")
-        assert measured.stats()["sparse.recalls"] <= sequence.tally.recalls
-
-
 def test_sequences_that_lost_their_chunks_or_their_lease_are_counted(measured: Daemon) -> None:
     text, model = Text(3, 1300), '{model="test-model"}'
     with measured.connect(layout=LAYOUT) as pool, measured.admin() as admin:
@@ -92,8 +74,7 @@ def test_sequences_that_lost_their_chunks_or_their_lease_are_counted(measured: D
             end_connection_of(pool)
             wait_until(lambda: pool.connected, "the pool has connected again")
             sequence.attend(0, text.query)
-            end_connection_of(pool)
-            wait_until(lambda: pool.connected and measured.stats()["leases"] == 0, "its lease has ended")
+            lose_lease(measured, pool)
             admin.flush(None, None)
             with pytest.raises(SequenceLost):
                 sequence.attend(0, text.query)
@@ -103,26 +84,7 @@ def test_sequences_that_lost_their_chunks_or_their_lease_are_counted(measured: D
         )
 
 
-def test_a_client_without_compute_by_lookup_shows_none(measured: Daemon) -> None:
-    with measured.connect(layout=LAYOUT) as pool:
-        pool.lookup(pool.keys(Text(4, 200).ids))
-        wait_until(lambda: measured.stats()["usage.lookups"] == 1, "the lookup is reported")
-    assert sparse_metrics(measured) == {}
-    assert "sparse.recalls" not in measured.stats()
-
-
 def notify(pool: kv.Pool, column: bytes) -> None:
     session = pool._link.session
     assert session is not None
     assert session.notify(m.Usage(column))
-
-
-def test_impossible_reports_are_cut(measured: Daemon) -> None:
-    with measured.connect(layout=LAYOUT, model="liar") as liar:
-        notify(liar, b"\xff" * 8 * usage.COUNTS)
-        wait_until(lambda: measured.stats()["usage.reports"] == 1, "it is counted")
-        found = sparse_metrics(measured)
-    part_of = {"recalled_blocks": "middle_blocks", "dense_kv_heads": "kv_heads", "kept_mass": "query_heads"}
-    for part, whole in part_of.items():
-        assert 0 < found[f'{part}_total{{model="liar"}}'] <= found[f'{whole}_total{{model="liar"}}']
-    assert measured.problems() == []

@@ -2,7 +2,6 @@
 is left behind."""
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,18 +15,20 @@ from tests.e2e.sparse.test_sequences import (
     LAYOUT,
     Text,
     due_chunks,
-    end_connection_of,
+    lose_lease,
     pool,
     sequence_of,
 )
-from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.payload import tokens_of
 
-__all__ = ["module_daemon", "module_daemons", "pool"]  # fixtures
+__all__ = ["pool"]  # fixtures
 
 
-def test_chunks_that_come_back_to_other_slots_are_read_there(start_daemon: Callable[..., Daemon]) -> None:
+@pytest.mark.parametrize("is_back", [True, False])
+def test_chunks_are_read_where_they_come_back_to_and_a_lost_place_is_never_saved_from(
+    start_daemon: Start, *, is_back: bool
+) -> None:
     daemon = start_daemon(dram__capacity="8MiB")
     text = Text(19, 1800)
     with (
@@ -38,42 +39,21 @@ def test_chunks_that_come_back_to_other_slots_are_read_there(start_daemon: Calla
     ):
         sequence.extend(text.ids[1300:])
         assert sequence.settle() > 10
-        end_connection_of(pool)
-        wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended")
+        lose_lease(daemon, pool)
         admin.flush(None, None)
-        between = Text(20, 1300)
-        with sequence_of(other, between, EVERYTHING, 1300, is_shared=True) as taker:  # takes the slots
+        with sequence_of(other, Text(20, 1300), EVERYTHING, 1300, is_shared=True) as taker:  # takes the slots
             taker.settle()
+            if not is_back:
+                with pytest.raises(SequenceLost):
+                    text.append_to(sequence, 1700, step=10)
             with sequence_of(other, text, EVERYTHING, 1700, is_shared=True) as again:
                 again.settle()
-                text.append_to(sequence, 1700)
-                sequence.settle()
+                if is_back:
+                    text.append_to(sequence, 1700)
+                    sequence.settle()
                 for layer in range(LAYOUT.layers):
-                    exact = text.exact(layer, 1700)
-                    np.testing.assert_allclose(sequence.attend(layer, text.query), exact, atol=2e-5)
-
-
-def test_a_lost_place_is_never_saved_from(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__capacity="8MiB")
-    text, between = Text(27, 1800), Text(28, 1300)
-    with (
-        daemon.connect(layout=LAYOUT) as pool,
-        daemon.connect(layout=LAYOUT) as other,
-        daemon.admin() as admin,
-        sequence_of(pool, text, EVERYTHING, 1300, is_shared=True) as sequence,
-    ):
-        sequence.extend(text.ids[1300:])
-        sequence.settle()
-        end_connection_of(pool)
-        wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended")
-        admin.flush(None, None)
-        with sequence_of(other, between, EVERYTHING, 1300, is_shared=True) as taker:  # takes the slots
-            taker.settle()
-            with pytest.raises(SequenceLost):
-                text.append_to(sequence, 1700, step=10)
-            with SparseSequence(other, EVERYTHING, tokens=text.ids[:1700], threads=1) as again:
-                text.append_to(again, 1700)
-                np.testing.assert_allclose(again.attend(0, text.query), text.exact(0, 1700), atol=2e-5)
+                    found = (sequence if is_back else again).attend(layer, text.query)
+                    np.testing.assert_allclose(found, text.exact(layer, 1700), atol=2e-5)
 
 
 def test_nothing_is_saved_before_it_is_full(pool: kv.Pool, module_daemon: Daemon) -> None:

@@ -12,12 +12,9 @@ import kvpool_client as kv
 from kvpool.types import Level
 from kvpool_client.copying.leased_memory import LeasedMemory
 from tests.e2e.remote.test_two_daemons import two_daemons
-from tests.rigs.daemon import WRITE_MODES, Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.daemon import WRITE_MODES, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
-from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import Bytes, bytes_at, tokens_of
-
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 # A chunk's summaries fill more than one extent, and not the whole of the last.
 LAYOUT = kv.Layout(layers=8, kv_heads=2, head_dim=32, dtype="float16", chunk_tokens=16, summaries="clusters7")
@@ -157,9 +154,9 @@ def test_a_summary_that_was_overwritten_is_found_and_the_kv_is_good(module_daemo
 @pytest.mark.parametrize(
     "write_mode", ["copy", pytest.param("in-place", marks=pytest.mark.slow)], indirect=["write_mode"]
 )
-def test_summaries_survive_a_restart_on_disk(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_summaries_survive_a_restart_on_disk(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect(LAYOUT) as pool:
         keys = store(pool)
         before = summaries_of(pool, keys)

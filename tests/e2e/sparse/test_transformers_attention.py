@@ -16,7 +16,6 @@ from kvpool_sparse import SparseConfig, SparseSequence
 from kvpool_sparse.device import DeviceSequence
 from tests.rigs.daemon import Daemon
 from tests.rigs.late_module import LateModule
-from tests.rigs.module_daemons import module_daemon, module_daemons
 
 if TYPE_CHECKING:
     import transformers
@@ -29,7 +28,6 @@ else:
     transformers_attention = LateModule("kvpool_sparse.transformers_attention")
 
 pytestmark = pytest.mark.torch
-__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -119,7 +117,8 @@ def pool(module_daemon: Daemon, model: "PreTrainedModel") -> Iterator[kv.Pool]:
         yield connected
 
 
-in_each_model = pytest.mark.parametrize(
+@pytest.mark.parametrize("staging", [{}, {"device": "cpu", "staging_blocks": 30}], ids=["host", "staged"])
+@pytest.mark.parametrize(
     ("model", "tokens"),
     [
         ("qwen2", 700),
@@ -128,29 +127,18 @@ in_each_model = pytest.mark.parametrize(
     ],
     indirect=["model"],
 )
-
-
-@in_each_model
-def test_greedy_tokens_are_those_of_full_attention(model: "PreTrainedModel", pool: kv.Pool, tokens: int) -> None:
-    ids = prompt_of(tokens, tokens)
+def test_greedy_tokens_are_those_of_full_attention(
+    model: "PreTrainedModel", pool: kv.Pool, tokens: int, staging: dict[str, Any]
+) -> None:
+    ids = prompt_of(tokens + len(staging), tokens)
     expected = generated(model, ids, None)
-    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
-        assert generated(model, ids, cache) == expected
-        assert cache.rows[0].tokens == tokens + NEW_TOKENS - 1
-
-
-@in_each_model
-def test_rows_that_are_staged_give_the_same_tokens(model: "PreTrainedModel", pool: kv.Pool, tokens: int) -> None:
-    ids = prompt_of(tokens + 1, tokens)
-    expected = generated(model, ids, None)
-    with (
-        attending(model),
-        transformers_attention.SparseCache(pool, EVERYTHING, device="cpu", staging_blocks=30) as cache,
-    ):
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING, **staging) as cache:
         assert generated(model, ids, cache) == expected
         row = cache.rows[0]
-        assert isinstance(row, DeviceSequence)
-        assert (row.stats()["staging_wanted"] > 0) is (tokens == 700)
+        assert row.tokens == tokens + NEW_TOKENS - 1
+        assert isinstance(row, DeviceSequence) is bool(staging)
+        if isinstance(row, DeviceSequence):
+            assert (row.stats()["staging_wanted"] > 0) is (tokens == 700)
 
 
 @pytest.mark.gpu
@@ -290,31 +278,26 @@ def test_forks_answer_questions_on_one_document(model: "PreTrainedModel", pool: 
 
 def test_what_it_does_not_compute_is_refused(model: "PreTrainedModel", pool: kv.Pool) -> None:
     ids = prompt_of(8, 80)
+    holes = torch.ones_like(ids)
+    holes[0, 20:40] = 0
     with attending(model):
         with pytest.raises(kv.InvalidArgument, match="expected a SparseCache"):
             generated(model, ids, None)
-        with (
-            transformers_attention.SparseCache(pool, EVERYTHING, rows=2) as cache,
-            pytest.raises(kv.InvalidArgument, match="1 rows"),
+        for rows, words, options in (
+            (2, "1 rows", {}),
+            (1, "attention_mask leaves out", {"attention_mask": holes}),
+            (2, "without beams", {"num_beams": 2}),
         ):
-            generated(model, ids, cache)
-        holes = torch.ones_like(ids)
-        holes[0, 20:40] = 0
-        with (
-            transformers_attention.SparseCache(pool, EVERYTHING) as cache,
-            pytest.raises(kv.InvalidArgument, match="attention_mask leaves out"),
-        ):
-            generated(model, ids, cache, attention_mask=holes)
+            with (
+                transformers_attention.SparseCache(pool, EVERYTHING, rows=rows) as cache,
+                pytest.raises(kv.InvalidArgument, match=words),
+            ):
+                generated(model, ids, cache, **options)
         with (
             transformers_attention.SparseCache(pool, EVERYTHING) as cache,
             pytest.raises(kv.InvalidArgument, match="gradients are on"),
         ):
             model(ids, cache=cache)
-        with (
-            transformers_attention.SparseCache(pool, EVERYTHING, rows=2) as cache,
-            pytest.raises(kv.InvalidArgument, match="without beams"),
-        ):
-            generated(model, ids, cache, num_beams=2)
     with pytest.raises(kv.InvalidArgument, match="padding is"):
         transformers_attention.SparseCache(pool, EVERYTHING, rows=2, padding=[1])
     with SparseSequence(pool, EVERYTHING) as one:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ssd.test_ssd_tier import DRAM_CHUNKS, fill
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start
 
 # Chains of CHAIN chunks: more than DRAM has room for.
 STORED = 5
@@ -28,7 +28,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a daemon that has stopped has left."""
     directory = tmp_path_factory.mktemp("left-behind")
     with Daemon(directory, **_options(directory / "ssd")) as daemon:
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         with daemon.connect(timeout_s=20.0) as pool:
             fill(pool, STORED)
         assert daemon.stop() == 0
@@ -38,6 +38,18 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ssd(tmp_path: Path) -> Path:
     return tmp_path / "ssd"
+
+
+@pytest.fixture
+def start_tiered(start_daemon: Start, ssd: Path) -> Start:
+    """Starts daemons whose SSD tier is open, of 64 MiB where no other size is named."""
+
+    def start(**options: str) -> Daemon:
+        daemon = start_daemon(**{"ssd__path": str(ssd), "ssd__capacity": "64MiB", **options})
+        daemon.wait_open()
+        return daemon
+
+    return start
 
 
 @pytest.fixture

@@ -1,27 +1,30 @@
 """A disk that changes bytes: misses, a tier that is not written any more, and a report to the operator."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
+import kvpool_client as kv
 from kvpool.tiers.ssd.corruption import CHUNKS
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.payload import load_all, store, tokens_of
 
 
-def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool, daemon.admin() as admin:
-        wait_connected(pool)
-        keys = [pool.keys(tokens_of(number, 32)) for number in range(1, CHUNKS + 3)]
-        for prompt in keys:
-            assert store(pool, prompt).stored == 1
+def on_disk_alone(daemon: Daemon, pool: kv.Pool, count: int) -> list[kv.KeyChain]:
+    """Prompts of one chunk that DRAM has no more."""
+    keys = [pool.keys(tokens_of(number, 32)) for number in range(1, count + 1)]
+    for prompt in keys:
+        assert store(pool, prompt).stored == 1
+    with daemon.admin() as admin:
         assert admin.demote_all(60.0)["left"] == 0
         admin.flush(None, None, "dram")
-        for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
+    return keys
+
+
+def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(start_tiered: Start, ssd: Path) -> None:
+    daemon = start_tiered()
+    with daemon.connect() as pool, daemon.admin() as admin:
+        keys = on_disk_alone(daemon, pool, CHUNKS + 2)
+        for segment in ssd.glob("segment-*.kvs"):
             content = bytearray(segment.read_bytes())
             content[4096 + 100 :: 8192] = bytes(byte ^ 1 for byte in content[4096 + 100 :: 8192])
             with segment.open("r+b") as file:
@@ -37,20 +40,11 @@ def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
         assert store(pool, pool.keys(tokens_of(99, 32))).stored == 1  # DRAM serves on
 
 
-def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool, daemon.admin() as admin:
-        wait_connected(pool)
-        keys = [pool.keys(tokens_of(number, 32)) for number in range(1, 41)]
-        for prompt in keys:
-            assert store(pool, prompt).stored == 1
-        assert admin.demote_all(60.0)["left"] == 0
-        admin.flush(None, None, "dram")
-        segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
-        for segment in segments:
+def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(start_tiered: Start, ssd: Path) -> None:
+    daemon = start_tiered()
+    with daemon.connect() as pool:
+        keys = on_disk_alone(daemon, pool, 40)
+        for segment in sorted(ssd.glob("segment-*.kvs")):
             with segment.open("r+b") as file:
                 file.truncate(0)
         for prompt in keys:
@@ -60,35 +54,6 @@ def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(
     daemon.stop()
     lines = [line for line in daemon.log().splitlines() if "bad in the ssd tier" in line]
     assert len(lines) == 2, lines
-    place = rf"chunk [0-9a-f]{{16}} at offset \d+ of {re.escape(str(tmp_path))}/ssd/segment-\d{{6}}\.kvs: short_read$"
+    place = rf"chunk [0-9a-f]{{16}} at offset \d+ of {re.escape(str(ssd))}/segment-\d{{6}}\.kvs: short_read$"
     assert re.search(f"ERROR .*a chunk is bad in the ssd tier, and no engine gets it: {place}", lines[0])
     assert re.search(f"ERROR .*{len(keys) - 1} more chunks were bad in the ssd tier, .*the latest: {place}", lines[1])
-
-
-def test_bad_chunks_of_memory_and_disk_that_a_check_finds_are_a_line_each_and_a_count(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool, daemon.admin() as admin:
-        wait_connected(pool)
-        keys = [pool.keys(tokens_of(number, 32)) for number in range(1, 21)]
-        for prompt in keys:
-            assert store(pool, prompt).stored == 1
-        assert admin.demote_all(60.0)["left"] == 0
-        for prompt in keys:
-            with pool.acquire(pool.lookup(prompt)) as lease:
-                assert lease.hold.session is not None
-                lease.hold.session.arena.view()[int(lease.hold.rows.offsets[0])] ^= 1
-        for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
-            content = bytearray(segment.read_bytes())
-            content[4096 + 100 :: 8192] = bytes(byte ^ 1 for byte in content[4096 + 100 :: 8192])
-            with segment.open("r+b") as file:
-                file.write(content)
-        assert len(daemon.problems()) == 2 * len(keys)
-    daemon.stop()
-    lines = [line for line in daemon.log().splitlines() if "bad in the" in line]
-    assert len(lines) == 4, lines
-    for tier in ("dram", "ssd"):
-        assert len([line for line in lines if f"a chunk is bad in the {tier} tier" in line]) == 1
-        assert len([line for line in lines if f"{len(keys) - 1} more chunks were bad in the {tier} tier" in line]) == 1

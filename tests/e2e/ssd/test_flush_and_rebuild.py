@@ -1,25 +1,18 @@
 """Flushed chunks and a rebuild: they do not come back when the catalogue is rebuilt from the slots on disk."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kvpool.protocol.records import messages as m
-from kvpool_tools.cli.kvpoolctl import cli
 from tests.hostile.rigs.raw_clients import engine, keys_of, store
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Start, wait_until
 from tests.rigs.dropping import drop_leases
+from tests.rigs.kvpoolctl import ctl
 
 
-def wait_open(daemon: Daemon) -> None:
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-
-
-def test_flushed_chunks_stay_flushed_over_rebuilds(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_open(daemon)
+def test_flushed_chunks_stay_flushed_over_rebuilds(start_tiered: Start) -> None:
+    daemon = start_tiered()
     dropped, kept, later = keys_of(0, 6), keys_of(100, 6), keys_of(200, 6)
     with engine(daemon, SMALL, "goes") as goes, engine(daemon, SMALL, "stays") as stays, daemon.admin() as admin:
         store(goes, dropped)
@@ -31,7 +24,7 @@ def test_flushed_chunks_stay_flushed_over_rebuilds(start_daemon: Callable[..., D
     for _ in range(2):  # the second one finds the chunks of the first one's life
         assert daemon.stop() == 0
         daemon.start("--rebuild")
-        wait_open(daemon)
+        daemon.wait_open()
         with engine(daemon, SMALL, "goes") as goes, engine(daemon, SMALL, "stays") as stays:
             assert goes.call(m.Acquire(dropped), m.Leased).chunks == 0
             assert stays.call(m.Acquire(kept), m.Leased).chunks == 6
@@ -39,11 +32,8 @@ def test_flushed_chunks_stay_flushed_over_rebuilds(start_daemon: Callable[..., D
     assert daemon.problems() == []
 
 
-def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_open(daemon)
+def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(start_tiered: Start) -> None:
+    daemon = start_tiered()
     dropped, later = keys_of(0, 6), keys_of(200, 6)
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, dropped)
@@ -53,7 +43,7 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
         assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     daemon.start("--rebuild")
-    wait_open(daemon)
+    daemon.wait_open()
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         assert goes.call(m.Acquire(dropped), m.Leased).chunks == 0
         leased = goes.call(m.Acquire(later), m.Leased)
@@ -63,25 +53,22 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
         admin.flush(None, None)
         assert daemon.stop() == 0
         daemon.start("--rebuild")
-        wait_open(daemon)
+        daemon.wait_open()
         assert daemon.stats()["ssd.chunks"] == 0
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, later)  # above every floor, though nothing was found
         assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     daemon.start("--rebuild")
-    wait_open(daemon)
+    daemon.wait_open()
     with engine(daemon, SMALL, "goes") as goes:
         assert goes.call(m.Acquire(later), m.Leased).chunks == 6
     assert daemon.problems() == []
 
 
 @pytest.mark.parametrize("older_than_s", [None, 0.0])
-def test_a_flush_that_is_answered_as_durable_outlives_a_kill(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, older_than_s: float | None
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="1h")
-    wait_open(daemon)
+def test_a_flush_that_is_answered_as_durable_outlives_a_kill(start_tiered: Start, older_than_s: float | None) -> None:
+    daemon = start_tiered(ssd__checkpoint_interval="1h")
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, keys_of(0, 6))
         assert admin.demote_all(60.0)["left"] == 0
@@ -93,29 +80,26 @@ def test_a_flush_that_is_answered_as_durable_outlives_a_kill(
         }
     daemon.kill()
     daemon.start()
-    wait_open(daemon)
+    daemon.wait_open()
     with engine(daemon, SMALL, "goes") as goes:
         assert goes.call(m.Acquire(keys_of(0, 6)), m.Leased).chunks == 0
     assert daemon.problems() == []
 
 
-def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(start_daemon: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     daemon = start_daemon(ssd__path=str(tmp_path / "file"), ssd__capacity="64MiB")
     wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier cannot be opened")
     with daemon.admin() as admin:
         assert not admin.flush(None, None)["durable"]
         assert admin.flush(None, None, "dram")["durable"], "nothing of the tier was to be dropped"
-    done = CliRunner().invoke(cli, ["--socket", daemon.socket, "flush", "--all", "--yes"])
+    done = ctl(daemon, "flush", "--all", "--yes")
     assert done.exit_code == 1
     assert "a restart may bring back some of what the SSD tier had" in done.output
 
 
-def test_chunks_held_during_a_flush_outlive_a_restart(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
-    wait_open(daemon)
+def test_chunks_held_during_a_flush_outlive_a_restart(start_tiered: Start) -> None:
+    daemon = start_tiered()
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, keys_of(0, 6))
         assert admin.demote_all(60.0)["left"] == 0
@@ -125,6 +109,6 @@ def test_chunks_held_during_a_flush_outlive_a_restart(start_daemon: Callable[...
         assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     daemon.start()
-    wait_open(daemon)
+    daemon.wait_open()
     with engine(daemon, SMALL, "goes") as goes:
         assert goes.call(m.Acquire(keys_of(0, 6)), m.Leased).chunks == 6

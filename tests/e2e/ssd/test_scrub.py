@@ -3,20 +3,17 @@
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-import kvpool_native
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
+from tests.rigs.kvpoolctl import ctl, ctl_json
+from tests.rigs.payload import assert_right_bytes, flip_bit, load_all, store, tokens_of
 
 CHAIN = 6
 MAGIC = b"KVPSLOT1"
@@ -33,18 +30,9 @@ FAULTS = {
 ROUNDS = 8
 
 
-def start_tiered(start_daemon: Callable[..., Daemon], tmp_path: Path, **options: str) -> Daemon:
-    """A daemon with an SSD tier of 64 MiB under 16 MiB of DRAM."""
-    daemon = start_daemon(
-        ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms", **options
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    return daemon
-
-
 @pytest.fixture
-def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
-    return start_tiered(start_daemon, tmp_path)
+def tiered(start_tiered: Start) -> Daemon:
+    return start_tiered(ssd__checkpoint_interval="100ms")
 
 
 def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
@@ -72,17 +60,12 @@ def flip_on_disk(directory: Path, key: bytes, at: int) -> None:
     pytest.fail(f"no slot has key {key.hex()}")
 
 
-def run(daemon: Daemon, *arguments: str) -> Result:
-    """The operator's command, in this process."""
-    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments])
-
-
-def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, tmp_path: Path) -> None:
+def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, ssd: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, len(FAULTS) + 1)
         for keys, at in zip(stored, FAULTS, strict=False):
-            flip_on_disk(tmp_path / "ssd", keys[CHAIN - 1], at)
-        bad = run(tiered, "check", "--deep")
+            flip_on_disk(ssd, keys[CHAIN - 1], at)
+        bad = ctl(tiered, "check", "--deep")
         assert bad.exit_code == 1
         chunks, faults = len(stored) * CHAIN, len(FAULTS)
         *named, total = bad.stdout.splitlines()
@@ -93,7 +76,7 @@ def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, 
         counts = f"{chunks} chunks (dram: {chunks}, ssd: {chunks}), {2 * chunks} verified by their bytes"
         assert total == f"{faults} problems, {counts}"
         assert bad.stderr == ""
-        clean, left = run(tiered, "check", "--deep"), 2 * chunks - faults
+        clean, left = ctl(tiered, "check", "--deep"), 2 * chunks - faults
         counts = f"{chunks} chunks (dram: {chunks}, ssd: {chunks - faults}), {left} verified by their bytes"
         assert (clean.exit_code, clean.stdout) == (0, f"0 problems, {counts}\n")
         stats = tiered.stats()
@@ -102,11 +85,11 @@ def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, 
         assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.DRAM] * CHAIN] * len(stored)
 
 
-def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, tmp_path: Path) -> None:
+def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, ssd: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 2)
-        flip_on_disk(tmp_path / "ssd", stored[0][2], PAGE + 50)
-        document = json.loads(run(tiered, "--json", "check", "--deep").stdout)
+        flip_on_disk(ssd, stored[0][2], PAGE + 50)
+        document = json.loads(ctl(tiered, "--json", "check", "--deep").stdout)
         expected = {"tier": "ssd", "key": stored[0][2].hex(), "fault": "bad_checksum", "dropped": CHAIN - 2}
         assert document["corrupt"] == [expected]
         (problem,) = document["problems"]
@@ -117,15 +100,15 @@ def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, tmp_path: Path) -
     assert tiered.problems() == []
 
 
-def test_a_bad_chunk_stays_dropped_after_a_kill(tiered: Daemon, tmp_path: Path) -> None:
+def test_a_bad_chunk_stays_dropped_after_a_kill(tiered: Daemon, ssd: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 2)
-        flip_on_disk(tmp_path / "ssd", stored[1][CHAIN - 1], PAGE)
+        flip_on_disk(ssd, stored[1][CHAIN - 1], PAGE)
         assert len(tiered.problems()) == 1
         wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
     tiered.kill()
     tiered.start()
-    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+    tiered.wait_open()
     assert tiered.stats()["ssd.chunks"] == 2 * CHAIN - 1
     assert tiered.problems() == []
 
@@ -134,9 +117,8 @@ def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_
     with tiered.connect() as pool:
         (keys,) = fill(tiered, pool, 1)
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert lease.hold.session is not None
-            lease.hold.session.arena.view()[int(lease.hold.rows.offsets[CHAIN - 1]) + 5] ^= 1
-        found = run(tiered, "check", "--deep")
+            flip_bit(lease, CHAIN - 1, 5)
+        found = ctl(tiered, "check", "--deep")
         assert found.exit_code == 1
         assert found.stdout.startswith(f"dram: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n")
         assert pool.lookup(keys).tiers.tolist() == [Level.DRAM] * (CHAIN - 1) + [Level.SSD]
@@ -148,40 +130,40 @@ def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_
     assert tiered.problems() == []
 
 
-def test_a_sample_reads_as_many_chunks_as_asked_and_finds_bad_ones(tiered: Daemon, tmp_path: Path) -> None:
+def test_a_sample_reads_as_many_chunks_as_asked_and_finds_bad_ones(tiered: Daemon, ssd: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 5)
         total = 2 * 5 * CHAIN
-        good = run(tiered, "verify", "--sample", "7")
+        good = ctl(tiered, "verify", "--sample", "7")
         assert good.exit_code == 0, good.stderr
         assert good.stdout.startswith(f"0 problems, 7 of {total} chunks verified by their bytes, ")
         seed = good.stdout.rsplit("seed ", 1)[1].strip()
-        assert json.loads(run(tiered, "--json", "verify", "--sample", "7", "--seed", seed).stdout)["seed"] == int(seed)
-        flip_on_disk(tmp_path / "ssd", stored[3][CHAIN - 1], PAGE + 9)
-        in_memory = run(tiered, "verify", "--sample", "1000", "--tier", "dram")
+        assert ctl_json(tiered, "verify", "--sample", "7", "--seed", seed)["seed"] == int(seed)
+        flip_on_disk(ssd, stored[3][CHAIN - 1], PAGE + 9)
+        in_memory = ctl(tiered, "verify", "--sample", "1000", "--tier", "dram")
         assert in_memory.stdout.startswith(f"0 problems, {total // 2} of {total // 2} chunks")
-        everything = json.loads(run(tiered, "--json", "verify", "--sample", "1000", "--tier", "ssd").stdout)
+        everything = json.loads(ctl(tiered, "--json", "verify", "--sample", "1000", "--tier", "ssd").stdout)
         assert everything["verified"] == everything["chunks"] == total // 2
         assert [entry["key"] for entry in everything["corrupt"]] == [stored[3][CHAIN - 1].hex()]
-        again = run(tiered, "verify", "--sample", "1000")
+        again = ctl(tiered, "verify", "--sample", "1000")
         assert (again.exit_code, again.stdout.split(" chunks")[0]) == (0, f"0 problems, {total - 1} of {total - 1}")
-        flip_on_disk(tmp_path / "ssd", stored[2][CHAIN - 1], PAGE + 9)
-        found = run(tiered, "verify", "--sample", str(total))
+        flip_on_disk(ssd, stored[2][CHAIN - 1], PAGE + 9)
+        found = ctl(tiered, "verify", "--sample", str(total))
         assert found.exit_code == 1
         assert f"ssd: chunk {stored[2][CHAIN - 1].hex()[:16]}: bad checksum, dropped\n1 problems, " in found.stdout
 
 
 def test_a_missing_tier_cannot_be_sampled(shared_daemon: Daemon) -> None:
-    refused = run(shared_daemon, "verify", "--sample", "5", "--tier", "ssd")
+    refused = ctl(shared_daemon, "verify", "--sample", "5", "--tier", "ssd")
     assert refused.exit_code == 2
     assert "there is no tier ssd, only dram" in refused.stderr
-    assert run(shared_daemon, "verify").exit_code == 2
+    assert ctl(shared_daemon, "verify").exit_code == 2
 
 
-def test_a_check_does_not_change_the_order_of_eviction(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_check_does_not_change_the_order_of_eviction(start_tiered: Start) -> None:
     chains = 8
     capacity = (chains + 2) * CHAIN * SMALL.chunk_bytes
-    tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru", dram__capacity=f"{capacity}B")
+    tiered = start_tiered(dram__policy="lru", dram__capacity=f"{capacity}B")
     with tiered.connect() as pool:
         stored = fill(tiered, pool, chains)
         for keys in (stored[5], stored[1]):
@@ -259,23 +241,3 @@ def test_a_part_of_a_check_is_bounded_for_any_request(tiered: Daemon) -> None:
         assert answer["bytes"] == 16 * SMALL.chunk_bytes
         far_away = verify_walk.pack([Level.SSD << 32 | (1 << 31) - 1, Level.DRAM << 32 | 10**6])
         assert admin.verify_bytes(far_away, 1) == {"looked_at": 2, "chunks": 0, "bytes": 0, "bad": []}
-
-
-def test_the_ssd_section_is_complete_and_readable(tiered: Daemon) -> None:
-    with tiered.connect() as pool:
-        fill(tiered, pool, 2)
-        raw = json.loads(run(tiered, "--json", "stats", "ssd").stdout)["ssd"]
-        plain = run(tiered, "stats", "ssd").stdout
-    assert plain.startswith("# Ssd\nssd.")
-    used = 2 * CHAIN * (SMALL.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
-    assert raw["ssd.used_bytes"] == used
-    assert f"\nssd.used_bytes:{used}\nssd.used_human:{used / 1024:.1f} KiB\n" in plain
-    assert not any(name.endswith("_human") for name in raw)
-    geometry = f"{SMALL.chunk_bytes}x{SMALL.extents}"
-    assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["ssd.demoted_chunks"] == 2 * CHAIN
-    assert raw[f"ssd.slots.{geometry}"] >= 2 * CHAIN
-    assert raw["ssd.state"] == "ok"
-    names = ["reason", "capacity_bytes", "read_bytes", "written_bytes", "io_errors", "corrupt_chunks", "evicted_chunks"]
-    names += ["waiting_reads", "waiting_writes", "waiting_checks", "waiting_rows"]
-    assert {f"ssd.{name}" for name in names} <= set(raw)
-    assert {"ssd.promoted_chunks", "ssd.promotion_failed_chunks", "ssd.demotion_failed_chunks"} <= set(raw)

@@ -1,7 +1,6 @@
 """Headers of slots on disk that have several pages: of chunks with many extents."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -9,7 +8,7 @@ import numpy as np
 
 import kvpool_client as kv
 import kvpool_native
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, Start
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import RankMemory, expected_part
 
@@ -20,7 +19,7 @@ CHUNKS = 3
 
 
 def _served(daemon: Daemon) -> None:
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect(layout=MANY) as pool:
         keys = pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))
         assert set(pool.lookup(keys).tiers.tolist()) == {kv.Level.SSD}
@@ -38,13 +37,10 @@ def _served(daemon: Daemon) -> None:
     assert daemon.problems() == []
 
 
-def test_chunks_with_more_extents_than_a_page_describes_survive_restarts(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_chunks_with_more_extents_than_a_page_describes_survive_restarts(start_tiered: Start, tmp_path: Path) -> None:
     assert kvpool_native.ssd_header_bytes(MANY.extents) == 2 * PAGE
     ssd = tmp_path / "ssd"
-    daemon = start_daemon(dram__capacity="32MiB", ssd__path=str(ssd), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(dram__capacity="32MiB")
     with daemon.connect(layout=MANY) as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).stored == CHUNKS
         assert admin.demote_all(60.0)["left"] == 0
@@ -70,20 +66,17 @@ def _move_rows(ssd: Path) -> None:
                 transaction.put(key, bytes(row))
 
 
-def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(start_tiered: Start, tmp_path: Path) -> None:
     """As those are whose header has had another length: their catalogue rows name places between the slots of now."""
     ssd = tmp_path / "ssd"
-    daemon = start_daemon(dram__capacity="32MiB", ssd__path=str(ssd), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(dram__capacity="32MiB")
     with daemon.connect(layout=MANY) as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).stored == CHUNKS
         assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     _move_rows(ssd)
     daemon.start()
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect(layout=MANY) as pool:
         assert pool.lookup(pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).chunks == 0
     stats = daemon.stats()

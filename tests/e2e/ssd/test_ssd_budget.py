@@ -1,13 +1,12 @@
 """Writes of a daemon to its SSD tier: within its budget, stricter step by step, no chunk twice without a use in between."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import kvpool_client as kv
 from kvpool.tiering.admission import Admitted
 from kvpool_native import SSD_HEADER_BYTES
-from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_connected, wait_until
 from tests.rigs.payload import store, tokens_of
 
 CHAIN = 4
@@ -17,8 +16,6 @@ HOURLY_CHUNKS = 48
 DAY_S = 86_400
 # Requests that the eviction policy needs to adapt.
 LESSONS = 120
-
-Start = Callable[..., Daemon]
 
 
 def keys_of(pool: kv.Pool, number: int) -> kv.KeyChain:
@@ -45,7 +42,7 @@ def test_a_tiny_budget_passes_every_step_and_is_never_exceeded(start_daemon: Sta
         ssd__write_budget=f"{per_day}B",
     )
     started_s = time.monotonic() - 60  # the daemon's budget grew before this point already
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     seen: list[str] = []
 
     def look() -> dict[str, int | float | str]:
@@ -79,6 +76,11 @@ def test_a_tiny_budget_passes_every_step_and_is_never_exceeded(start_daemon: Sta
     declined = sum(int(count) for name, count in after.items() if name.startswith("ssd.declined_"))
     assert declined == after["evicted_chunks"]
     assert int(after["ssd.written_bytes"]) > (HOURLY_CHUNKS - CHAIN) * SLOT_BYTES
+    assert daemon.stop() == 0
+    daemon.start()
+    daemon.wait_open()
+    with daemon.connect() as pool:
+        assert use(pool, keys_of(pool, number)) == CHAIN, "a planned stop keeps what DRAM had"
     assert daemon.problems() == []
 
 
@@ -90,12 +92,9 @@ def test_a_budget_in_drive_writes_is_that_of_the_tier(start_daemon: Start, tmp_p
     assert int(daemon.stats()["ssd.write_budget_left_bytes"]) == 4 << 20
 
 
-def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start_tiered: Start) -> None:
     chains = 28  # of 192 KiB: more than the disk has slots for, fewer than a search for an unwritten chunk examines
-    daemon = start_daemon(
-        dram__capacity="64MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="0"
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(dram__capacity="64MiB", ssd__capacity="16MiB", ssd__watermark="0")
     named = "ssd.capacity is 16.0 MiB, less than dram.capacity 64.0 MiB"
     assert named in daemon.log()
     with daemon.admin() as admin:
@@ -115,7 +114,7 @@ def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start
         assert daemon.problems() == []
         assert daemon.stop() == 0
         daemon.start()
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        daemon.wait_open()
         wait_connected(pool)
         assert int(daemon.stats()["ssd.chunks"]) > 0
     assert daemon.problems() == []

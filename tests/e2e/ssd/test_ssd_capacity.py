@@ -2,18 +2,17 @@
 those whose capacity was lowered.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from tests.e2e.ssd.test_ssd_tier import load_right
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Start, wait_until
 from tests.rigs.payload import store, tokens_of
 
 
-def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(dram__capacity="16MiB")
     assert daemon.stop() == 0
     daemon.environment["KVPOOL_FAILPOINT"] = "daemon.ssd.open_files:*:error"  # before 64 TiB are asked of the disk
@@ -27,11 +26,8 @@ def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Callable[..., Daem
     assert "Traceback" not in daemon.log()
 
 
-def test_of_chains_longer_than_the_tier_only_what_fits_is_written(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__max_chunks="20")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+def test_of_chains_longer_than_the_tier_only_what_fits_is_written(start_tiered: Start) -> None:
+    daemon = start_tiered(ssd__max_chunks="20")
     with daemon.connect() as pool:
         for seed in range(4):
             assert store(pool, pool.keys(tokens_of(seed, 100 * 32))).stored == 100
@@ -44,11 +40,10 @@ def test_of_chains_longer_than_the_tier_only_what_fits_is_written(
 
 @pytest.mark.parametrize("is_outgrown", [False, True], ids=["cut", "made anew"])
 def test_a_lowered_capacity_is_kept_and_loses_no_chunk_that_fits(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, *, is_outgrown: bool
+    start_tiered: Start, tmp_path: Path, *, is_outgrown: bool
 ) -> None:
     ssd, lowered = tmp_path / "ssd", 16 << 20
-    daemon = start_daemon(ssd__path=str(ssd), ssd__capacity="256MiB", ssd__segment="1MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(ssd__capacity="256MiB", ssd__segment="1MiB")
     with daemon.connect() as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, 8 * 32))).stored == 8
         assert admin.demote_all(60.0)["durable"]
@@ -65,7 +60,7 @@ def test_a_lowered_capacity_is_kept_and_loses_no_chunk_that_fits(
                 transaction.put(b"ignored %d" % number, bytes(2000), db=ignored)
     for _ in range(2):
         daemon.start(f"--set=ssd.capacity={lowered}B")
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        daemon.wait_open()
         assert sum(file.stat().st_size for file in ssd.rglob("*") if file.is_file()) <= lowered
         with daemon.connect() as pool:
             assert load_right(pool, pool.keys(tokens_of(1, 8 * 32))).chunks == 8

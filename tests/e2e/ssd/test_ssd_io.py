@@ -1,18 +1,14 @@
 """Each kind of I/O of the SSD tier through a daemon: the same bytes, and `kvpoolctl info` names the kind in use."""
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import kvpool_client as kv
 from kvpool.types import Level
-from kvpool_tools.cli.kvpoolctl import cli
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.daemon import Daemon, Start, wait_connected
+from tests.rigs.kvpoolctl import ctl_json
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 2
@@ -45,19 +41,8 @@ def options(directory: Path, io: str) -> dict[str, str]:
     return {"ssd.path": str(directory / "ssd"), "ssd.capacity": "64MiB", "ssd.io": io, "dram.capacity": "16MiB"}
 
 
-def ctl(daemon: Daemon, *arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["--json", "--socket", daemon.socket, *arguments])
-    assert done.exit_code == 0, done.output
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def ssd_io(daemon: Daemon) -> str:
-    return str(ctl(daemon, "info")["ssd_io"])
-
-
-def wait_open(daemon: Daemon) -> None:
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return str(daemon.info()["ssd_io"])
 
 
 def save_and_load_from_disk(daemon: Daemon, *, restarts: bool = True) -> None:
@@ -65,14 +50,14 @@ def save_and_load_from_disk(daemon: Daemon, *, restarts: bool = True) -> None:
     with daemon.connect(LARGE, timeout_s=20.0) as pool:
         keys = pool.keys(tokens_of(7, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
-        assert ctl(daemon, "flush", "--all", "--demote", "--yes")["chunks"] == CHUNKS
+        assert ctl_json(daemon, "flush", "--all", "--demote", "--yes")["chunks"] == CHUNKS
         if restarts:
             daemon.kill()
             daemon.start()
-            wait_open(daemon)
+            daemon.wait_open()
             wait_connected(pool)
         else:
-            assert ctl(daemon, "flush", "--all", "--tier", "dram", "--yes")["chunks"] == CHUNKS
+            assert ctl_json(daemon, "flush", "--all", "--tier", "dram", "--yes")["chunks"] == CHUNKS
         assert pool.lookup(keys).tiers.tolist() == [Level.SSD] * CHUNKS
         result, into = load_all(pool, keys)
         assert (result.chunks, result.reason) == (CHUNKS, "complete")
@@ -84,11 +69,9 @@ def save_and_load_from_disk(daemon: Daemon, *, restarts: bool = True) -> None:
 
 
 @pytest.mark.parametrize("io", ["threads", "io_uring"])
-def test_chunks_outlive_a_kill_with_each_kind_of_io(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, io: str
-) -> None:
+def test_chunks_outlive_a_kill_with_each_kind_of_io(start_daemon: Start, tmp_path: Path, io: str) -> None:
     daemon = start_daemon(**{name.replace(".", "__"): value for name, value in options(tmp_path, io).items()})
-    wait_open(daemon)
+    daemon.wait_open()
     words = ssd_io(daemon)
     if "no io_uring" in words:
         pytest.skip(f"the kernel or the build gives no rings: {words}")
@@ -102,7 +85,7 @@ def test_chunks_outlive_a_kill_with_each_kind_of_io(
 @pytest.mark.parametrize(("io", "level"), [("io_uring", "WARNING"), ("auto", "INFO")])
 def test_where_rings_are_refused_plain_calls_serve_and_the_log_reports_it(tmp_path: Path, io: str, level: str) -> None:
     with RefusedDaemon(tmp_path, **options(tmp_path, io)) as daemon:
-        wait_open(daemon)
+        daemon.wait_open()
         words = ssd_io(daemon)
         assert words.startswith("threads, ")
         if "page cache" not in words or io == "io_uring":

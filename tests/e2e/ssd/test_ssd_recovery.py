@@ -11,7 +11,7 @@ import kvpool_native
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from tests.e2e.ssd.conftest import STORED
 from tests.e2e.ssd.test_ssd_tier import CHAIN, chains, load_right, store_whole
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.payload import store, tokens_of
 
 PAGE_BYTES = 4096
@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 def found_after_start(daemon: Daemon, *arguments: str) -> int:
     """Chunks that a fresh life serves, each compared with its key."""
     daemon.start(*arguments)
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon.wait_open()
     with daemon.connect(timeout_s=20.0) as pool:
         found = sum(load_right(pool, keys).chunks for keys in chains(pool, STORED))
         store_whole(pool, chains(pool, STORED + 1)[-1])
@@ -48,7 +48,7 @@ def test_no_generation_is_reused_after_a_life_that_left_no_rows(stopped: Daemon,
     for seed in (50, 60):
         stopped.start("--set=ssd.checkpoint_interval=1h")
         wait_until(lambda: stopped.stats()["ssd.checkpoints"] == 1, "the catalogue is open")
-        wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
+        stopped.wait_open()
         shutil.copytree(ssd / "catalogue", tmp_path / str(seed))
         with stopped.connect() as pool, stopped.admin() as admin:
             keys = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
@@ -62,50 +62,79 @@ def test_no_generation_is_reused_after_a_life_that_left_no_rows(stopped: Daemon,
         assert len(given[-1]) == CHAIN, "all of them are new"
 
 
-def test_a_lost_catalogue_is_rebuilt_from_headers(stopped: Daemon, ssd: Path) -> None:
+def test_a_lost_catalogue_is_rebuilt_from_headers_once(stopped: Daemon, ssd: Path) -> None:
     shutil.rmtree(ssd / "catalogue")
-    assert found_after_start(stopped) == STORED * CHAIN
-    assert "rebuilt from the headers" in stopped.log()
-    assert stopped.stop() == 0
-    assert found_after_start(stopped) == STORED * CHAIN
+    for _ in range(2):
+        assert found_after_start(stopped) == STORED * CHAIN
+        assert stopped.stop() == 0
     assert stopped.log().count("rebuilt from the headers") == 1
 
 
-@pytest.mark.slow
-def test_a_truncated_catalogue_is_set_aside_and_rebuilt(stopped: Daemon, ssd: Path) -> None:
-    data = ssd / "catalogue" / "data.mdb"
-    with data.open("r+b") as file:
-        file.truncate(4 * PAGE_BYTES)  # most of it is room that has no row yet
-    assert found_after_start(stopped) == STORED * CHAIN
-    assert (ssd / "catalogue.bad").exists()
+def cut(file: Path, size: int) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(size)
 
 
-@pytest.mark.slow
-def test_rebuild_on_request_trusts_headers_alone(stopped: Daemon) -> None:
-    assert found_after_start(stopped, "--rebuild") == STORED * CHAIN
-    assert "rebuilt from the headers" in stopped.log()
+def segment(ssd: Path, number: int) -> Path:
+    return sorted(ssd.glob("segment-*.kvs"))[number]
 
 
-def test_without_identity_the_catalogue_is_enough(stopped: Daemon, ssd: Path) -> None:
+def cut_catalogue(ssd: Path) -> None:
+    cut(ssd / "catalogue" / "data.mdb", 4 * PAGE_BYTES)  # most of it is room that has no row yet
+
+
+def lose_identity(ssd: Path) -> None:
     (ssd / "identity").unlink()
-    assert found_after_start(stopped) == STORED * CHAIN
-    assert (ssd / "identity").exists()
 
 
-def test_without_both_the_tier_begins_anew(stopped: Daemon, ssd: Path) -> None:
+def lose_both(ssd: Path) -> None:
     shutil.rmtree(ssd / "catalogue")
-    (ssd / "identity").unlink()
-    assert found_after_start(stopped) == 0
+    lose_identity(ssd)
 
 
-def test_rebuild_takes_the_newest_slot_of_a_key_and_no_torn_header(stopped: Daemon, ssd: Path) -> None:
+def tear_a_header(ssd: Path) -> None:
     shutil.rmtree(ssd / "catalogue")
-    first = sorted(ssd.glob("segment-*.kvs"))[0]
-    with first.open("r+b") as file:
+    with segment(ssd, 0).open("r+b") as file:
         file.seek(100)
         file.write(b"torn")
-    found = found_after_start(stopped)
-    assert STORED * CHAIN - CHAIN <= found < STORED * CHAIN
+
+
+def take_anothers_catalogue(ssd: Path) -> None:
+    shutil.rmtree(ssd / "catalogue")
+    with lmdb.open(str(ssd / "catalogue")) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"somebody's", b"data")
+
+
+ALL = STORED * CHAIN
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "found", "is_there", "logged"),
+    [
+        pytest.param(cut_catalogue, [], range(ALL, ALL + 1), "catalogue.bad", "", marks=pytest.mark.slow),
+        pytest.param(None, ["--rebuild"], range(ALL, ALL + 1), "identity", "rebuilt from the headers"),
+        pytest.param(lose_identity, [], range(ALL, ALL + 1), "identity", ""),
+        pytest.param(lose_both, [], range(1), "identity", ""),
+        pytest.param(tear_a_header, [], range(ALL - CHAIN, ALL), "identity", ""),
+        pytest.param(take_anothers_catalogue, [], range(ALL, ALL + 1), "catalogue.bad/data.mdb", ""),
+        pytest.param(lambda ssd: cut(segment(ssd, 1), 4096), [], range(1, ALL), "identity", "it begins empty"),
+    ],
+    ids=["cut catalogue", "rebuild", "no identity", "neither", "torn header", "another's catalogue", "cut segment"],
+)
+def test_damage_costs_the_chunks_that_nothing_describes_any_more(
+    stopped: Daemon,
+    ssd: Path,
+    damage: Callable[[Path], None] | None,
+    arguments: list[str],
+    found: range,
+    is_there: str,
+    logged: str,
+) -> None:
+    if damage is not None:
+        damage(ssd)
+    assert found_after_start(stopped, *arguments) in found
+    assert (ssd / is_there).exists()
+    assert logged in stopped.log()
 
 
 def test_a_newer_format_is_refused_and_left_alone(stopped: Daemon, ssd: Path) -> None:
@@ -134,17 +163,8 @@ def test_a_catalogue_of_another_program_is_set_aside(stopped: Daemon, ssd: Path)
     assert (ssd / "catalogue.bad" / "data.mdb").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["daemon.ssd.open_files", "daemon.ssd.open_catalogue"])
-def test_an_opening_that_fails_once_is_retried(stopped: Daemon, point: str) -> None:
-    stopped.environment = {"KVPOOL_FAILPOINT": f"{point}:1:error"}
-    assert found_after_start(stopped) == STORED * CHAIN
-    assert f"failpoint {point} reached" in stopped.log()
-    assert "ssd tier OFFLINE" in stopped.log()
-
-
 def test_a_directory_that_appears_later_is_used_and_gets_what_a_lease_had_kept_when_that_ends(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
+    start_daemon: Start, tmp_path: Path
 ) -> None:
     blocked = tmp_path / "mount"
     blocked.write_text("not mounted yet")
@@ -156,17 +176,15 @@ def test_a_directory_that_appears_later_is_used_and_gets_what_a_lease_had_kept_w
         with pool.acquire(pool.lookup(keys)):
             blocked.unlink()
             blocked.mkdir()
-            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier was tried again")
+            daemon.wait_open()
             assert daemon.stats()["ssd.chunks"] == 0
         wait_until(lambda: daemon.stats()["ssd.chunks"] == CHAIN, "all chunks are on disk")
     assert daemon.stop() == 0
 
 
-def test_a_directory_in_use_is_refused_and_left_alone(
-    start_daemon: Callable[..., Daemon], stopped: Daemon, ssd: Path
-) -> None:
+def test_a_directory_in_use_is_refused_and_left_alone(start_daemon: Start, stopped: Daemon, ssd: Path) -> None:
     stopped.start()
-    wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
+    stopped.wait_open()
     other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB")
     wait_until(lambda: other.stats()["ssd.state"] == "offline", "the second daemon gives up")
     with other.admin() as admin:
@@ -184,9 +202,8 @@ def test_a_truncated_file_costs_only_its_own_chunks(stopped: Daemon, ssd: Path) 
     assert "it begins empty" in stopped.log()
 
 
-def test_another_capacity_begins_the_tier_anew(start_daemon: Callable[..., Daemon], stopped: Daemon, ssd: Path) -> None:
-    other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB", ssd__segment="1MiB")
-    wait_until(lambda: other.stats()["ssd.state"] == "ok", "the tier is open")
+def test_another_capacity_begins_the_tier_anew(start_tiered: Start, stopped: Daemon, ssd: Path) -> None:
+    other = start_tiered(ssd__capacity="32MiB", ssd__segment="1MiB")
     assert other.stats()["ssd.chunks"] == 0
     assert "the ssd tier begins empty" in other.log()
     assert sum(file.stat().st_size for file in ssd.glob("segment-*")) <= 32 << 20
@@ -205,6 +222,6 @@ def test_a_stop_while_the_tier_is_being_opened_writes_down_what_was_stored(
     assert f"{CHAIN} chunks written down, 0 dropped with the DRAM tier, durable: yes" in stopped.log()
     stopped.environment = {}
     stopped.start()
-    wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
+    stopped.wait_open()
     with stopped.connect(timeout_s=20.0) as pool:
         assert load_right(pool, pool.keys(tokens_of(70, CHAIN * SMALL.chunk_tokens))).chunks == CHAIN

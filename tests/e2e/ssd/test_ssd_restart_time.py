@@ -6,13 +6,12 @@ The quick case has 60,000 records, the campaign's a million, all real: written b
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.large_catalogue import CHAIN, SEGMENT_BYTES, SLOT_BYTES, TINY, add_records
+from tests.rigs.daemon import Daemon, Start
+from tests.rigs.large_catalogue import CHAIN, TINY, add_records, tier_for
 from tests.rigs.payload import store, tokens_of
 
 READY_S = 1.0
@@ -30,7 +29,7 @@ def _time_of_start(daemon: Daemon) -> tuple[float, float, float]:
     began = time.monotonic()
     daemon.start()
     ready_s = time.monotonic() - began
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the index is there")
+    daemon.wait_open()
     index_s = time.monotonic() - began
     assert daemon.process is not None
     fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -47,17 +46,12 @@ def _is_quick(life: tuple[float, float, float], count: int) -> bool:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("count", [60_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
-def test_a_restart_is_as_quick_as_promised(start_daemon: Callable[..., Daemon], tmp_path: Path, count: int) -> None:
-    capacity = (count + 40_000) * SLOT_BYTES + 4 * 640 * count + 8 * SEGMENT_BYTES
+def test_a_restart_is_as_quick_as_promised(start_tiered: Start, tmp_path: Path, count: int) -> None:
+    options = tier_for(count)
+    capacity = int(options["ssd__capacity"].removesuffix("B"))
     if shutil.disk_usage(tmp_path).free < capacity + (1 << 30):
         pytest.skip(f"{capacity >> 20} MiB are needed below {tmp_path}")
-    daemon = start_daemon(
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity=f"{capacity}B",
-        ssd__segment=f"{SEGMENT_BYTES}B",
-        ssd__max_chunks=str(count + 10_000),
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(**options)
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         keys = pool.keys(tokens_of(1, CHAIN * TINY.chunk_tokens))
         store(pool, keys)

@@ -1,14 +1,13 @@
 """Restore of a large SSD tier: the daemon serves engines meanwhile, also requests about chunks that are just restored."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
-from tests.rigs.daemon import Daemon, wait_connected, wait_until
-from tests.rigs.large_catalogue import CHAIN, SEGMENT_BYTES, SLOT_BYTES, TINY, add_records
+from tests.rigs.daemon import Daemon, Start, wait_connected, wait_until
+from tests.rigs.large_catalogue import CHAIN, TINY, add_records, tier_for
 from tests.rigs.payload import payload_of, store, tokens_of
 
 RECORDS = 16_000
@@ -23,16 +22,9 @@ def _keys(pool: kv.Pool, seed: int) -> kv.KeyChain:
     return pool.keys(tokens_of(seed, CHAIN * TINY.chunk_tokens))
 
 
-def _restoring(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
+def _restoring(start_tiered: Start, ssd: Path) -> Daemon:
     """A daemon that has restored some of RECORDS chunks and CHAINS chains of an engine's, slowly, and not yet all."""
-    capacity = (RECORDS + 40_000) * SLOT_BYTES + 4 * 640 * RECORDS + 8 * SEGMENT_BYTES
-    daemon = start_daemon(
-        ssd__path=str(ssd),
-        ssd__capacity=f"{capacity}B",
-        ssd__segment=f"{SEGMENT_BYTES}B",
-        ssd__max_chunks=str(RECORDS + 10_000),
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(**tier_for(RECORDS))
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         for seed in range(CHAINS):
             store(pool, _keys(pool, seed))
@@ -73,8 +65,8 @@ def _wait_restored(admin: BlockingConnection) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = _restoring(start_daemon, tmp_path / "ssd")
+def test_an_engine_is_served_while_chunks_are_restored(start_tiered: Start, ssd: Path) -> None:
+    daemon = _restoring(start_tiered, ssd)
     with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
         assert pool.retain(_keys(pool, 0), KEPT).accepted == CHAIN
@@ -90,8 +82,8 @@ def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..
     assert daemon.stop() == 0
 
 
-def test_chunks_flushed_during_a_restore_are_gone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = _restoring(start_daemon, tmp_path / "ssd")
+def test_chunks_flushed_during_a_restore_are_gone(start_tiered: Start, ssd: Path) -> None:
+    daemon = _restoring(start_tiered, ssd)
     with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
         flushed = int(admin.flush(None, None)["chunks"])

@@ -1,20 +1,17 @@
 """The SSD tier through a daemon: chunks beyond DRAM are promoted again, also after a restart, always with the right bytes."""
 
-import os
 import resource
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.pool.chains import ROOM_WAIT_S
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNK_TOKENS = SMALL.chunk_tokens
@@ -27,16 +24,9 @@ STORED = 6
 
 
 @pytest.fixture
-def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+def tiered(start_tiered: Start) -> Daemon:
     """A daemon with little DRAM over an SSD tier of 64 MiB."""
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__checkpoint_interval="100ms",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    return daemon
+    return start_tiered(dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__checkpoint_interval="100ms")
 
 
 def chains(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
@@ -77,47 +67,35 @@ def test_chunks_beyond_dram_are_found_and_loaded(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
-def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_restart_finds_a_warm_tier(tiered: Daemon, *, is_planned: bool) -> None:
     with tiered.connect() as pool:
         stored = fill(pool, STORED)
         on_disk = int(tiered.stats()["ssd.chunks"])
         assert on_disk >= STORED * CHAIN - DRAM_CHUNKS
-        wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
-        tiered.kill()
+        if is_planned:
+            assert tiered.stop() == 0
+            assert "written down, 0 dropped" in tiered.log()
+        else:
+            wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
+            tiered.kill()
+        least = STORED * CHAIN if is_planned else on_disk - CHAIN
         tiered.start()
-        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
-        assert tiered.stats()["ssd.chunks"] >= on_disk - CHAIN
+        tiered.wait_open()
+        assert tiered.stats()["ssd.chunks"] >= least
         wait_connected(pool)
         found = 0
         for keys in stored:
             hit = pool.lookup(keys)
-            result = load_right(pool, keys)
-            assert result.chunks == hit.chunks
-            found += result.chunks
-        assert found >= on_disk - CHAIN
+            assert load_right(pool, keys).chunks == hit.chunks
+            found += hit.chunks
+        assert found >= least
     assert tiered.problems() == []
 
 
-def test_a_planned_restart_keeps_everything(tiered: Daemon) -> None:
-    with tiered.connect() as pool:
-        stored = fill(pool, 5)
-        assert tiered.stop() == 0
-        assert "written down, 0 dropped" in tiered.log()
-        tiered.start()
-        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
-        wait_connected(pool)
-        assert [load_right(pool, keys).chunks for keys in stored] == [CHAIN] * 5
-    assert tiered.problems() == []
-
-
-def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_the_tier_takes_no_more_than_its_capacity(start_tiered: Start, tmp_path: Path) -> None:
     capacity, count = 16 << 20, 30
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * WIDE.chunk_bytes}B",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity=f"{capacity}B",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(dram__capacity=f"{DRAM_CHUNKS * WIDE.chunk_bytes}B", ssd__capacity=f"{capacity}B")
     with daemon.connect(WIDE) as pool:
         stored = fill(pool, count)
         stats = daemon.stats()
@@ -136,47 +114,20 @@ def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Da
     assert daemon.problems() == []
 
 
-def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -> None:
-    with tiered.connect() as pool:
-        stored = fill(pool, STORED)
-        assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
-        # A write past the page cache that meets one through it is an error of the kernel's.
-        wait_until(lambda: tiered.stats()["ssd.demotions_under_way"] == 0, "nothing is written any more")
-        for segment in sorted((tmp_path / "ssd").glob("segment-*.kvs")):
-            data = np.fromfile(segment, np.uint8)
-            data[4096 * 2 + 100 :: 4096] ^= 1
-            with segment.open("r+b") as file:
-                file.write(data.tobytes())
-                os.fsync(file.fileno())
-        lost = 0
-        for keys in stored:
-            result = load_right(pool, keys)
-            lost += CHAIN - result.chunks
-            if result.chunks < CHAIN:
-                assert result.reason in ("io", "checksum", "gone", "complete")
-        assert lost > 0
-        assert tiered.stats()["ssd.corrupt_chunks"] > 0
-        assert store(pool, stored[0]).declined == 0
-        assert load_right(pool, stored[0]).chunks == CHAIN
-    # A tier that changes bytes stays listed as a problem.
-    found = [line for line in tiered.problems() if "chunks within" not in line]
-    assert all(problem.startswith("ssd: chunk ") for problem in found), "what no load has come upon"
-    assert [line for line in tiered.problems() if "chunks within" not in line] == []
-
-
+@pytest.mark.parametrize(("chunks", "durable"), [(CHAIN, "no"), (0, "yes")])
 def test_a_tier_that_cannot_be_opened_does_not_stop_the_daemon_and_its_stop_reports_what_is_lost(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
+    start_daemon: Start, tmp_path: Path, chunks: int, durable: str
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
     wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
-        assert store(pool, keys).stored == CHAIN
-        assert load_right(pool, keys).chunks == CHAIN
+    if chunks:
+        with daemon.connect() as pool:
+            keys = pool.keys(tokens_of(1, chunks * CHUNK_TOKENS))
+            assert store(pool, keys).stored == load_right(pool, keys).chunks == chunks
     assert daemon.stop() == 0
-    assert f"{CHAIN} dropped with the DRAM tier, durable: no" in daemon.log()
+    assert f"{chunks} dropped with the DRAM tier, durable: {durable}" in daemon.log()
 
 
 def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
@@ -197,21 +148,15 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        # As a stop meets it below.
-        pytest.param("daemon.checkpoint.before_data", marks=pytest.mark.slow),
-        "daemon.checkpoint.before_catalogue",
-    ],
-)
-def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point: str) -> None:
+def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon) -> None:
     assert tiered.stop() == 0
     assert "durable: yes" in tiered.log()
-    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:2:error"}  # the first one is the opening's
+    tiered.environment = {
+        "KVPOOL_FAILPOINT": "daemon.checkpoint.before_catalogue:2:error"
+    }  # the first one is the opening's
     tiered.start("--set=ssd.checkpoint_interval=1h")
     wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the opening's checkpoint is complete")
-    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+    tiered.wait_open()
     with tiered.connect() as pool, tiered.admin() as admin:
         keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
         assert store(pool, keys).stored == CHAIN
@@ -242,25 +187,9 @@ def test_a_daemon_without_a_disk_claims_no_durability_for_its_chunks(daemon: Dae
         assert admin.demote_all(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
 
 
-def test_a_tier_that_never_opened_reports_no_chunks_as_lost_where_there_are_none(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a directory")
-    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
-    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
-    assert daemon.stop() == 0
-    assert "0 dropped with the DRAM tier, durable: yes" in daemon.log()
-
-
-def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durable(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durable(start_tiered: Start) -> None:
     count = 30
-    daemon = start_daemon(
-        dram__capacity="32MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="1"
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    daemon = start_tiered(dram__capacity="32MiB", ssd__capacity="16MiB", ssd__watermark="1")
     with daemon.connect(WIDE) as pool, daemon.admin() as admin:
         stored = fill(pool, count)
         report = admin.demote_all(60.0)
@@ -292,7 +221,7 @@ def test_a_disk_that_refuses_writes_is_not_written_and_probed_again(tiered: Daem
         wait_until(lambda: tiered.stats()["ssd.state"] != "ok", "the tier rests")
         demoted = int(tiered.stats()["ssd.demoted_chunks"])
         resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, unlimited)
-        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is tried again")
+        tiered.wait_open()
         with tiered.admin() as admin:
             assert admin.demote_all(60.0)["left"] == 0
         assert int(tiered.stats()["ssd.demoted_chunks"]) > demoted
@@ -302,17 +231,10 @@ def test_a_disk_that_refuses_writes_is_not_written_and_probed_again(tiered: Daem
     assert tiered.problems() == []
 
 
-def test_second_touch_writes_only_chunks_that_were_used_again(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__watermark="0",
-        ssd__admission="second-touch",
+def test_second_touch_writes_only_chunks_that_were_used_again(start_tiered: Start) -> None:
+    daemon = start_tiered(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__watermark="0", ssd__admission="second-touch"
     )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool:
         stored = fill(pool, 3)
         assert daemon.stats()["ssd.demoted_chunks"] == 0
@@ -332,49 +254,12 @@ def test_second_touch_writes_only_chunks_that_were_used_again(
     assert daemon.problems() == []
 
 
-def test_a_write_budget_bounds_writes_and_a_stop_writes_the_rest(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    hour = 4 * CHAIN * SMALL.chunk_bytes
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__write_budget=f"{24 * hour}B",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool:
-        stored = fill(pool, 12)
-        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
-        stats = daemon.stats()
-        assert stats["ssd.admission"] in ("used-again", "nothing")
-        assert stats["ssd.demoted_chunks"] < 12 * CHAIN
-        assert stats["evicted_chunks"] > 0
-        assert load_right(pool, stored[-1]).chunks == CHAIN
-        assert daemon.stop() == 0
-        daemon.start()
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
-        wait_connected(pool)
-        assert load_right(pool, stored[-1]).chunks == CHAIN, "a planned stop keeps what DRAM had"
-    assert daemon.problems() == []
-
-
 # Larger than a segment.
 UNFIT = kv.Layout(layers=4, kv_heads=1, head_dim=1024, dtype="uint8", chunk_tokens=300, planes=1)
 
 
-def test_chunks_without_room_on_disk_do_not_keep_others_from_it(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    daemon = start_daemon(
-        dram__capacity="16MiB",
-        dram__segment="2MiB",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__segment="1MiB",
-        ssd__watermark="1",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+def test_chunks_without_room_on_disk_do_not_keep_others_from_it(start_tiered: Start) -> None:
+    daemon = start_tiered(dram__capacity="16MiB", dram__segment="2MiB", ssd__segment="1MiB", ssd__watermark="1")
     with daemon.connect(UNFIT, model="unfit") as unfit, daemon.connect() as pool:
         chunks = (12 << 20) // UNFIT.chunk_bytes
         assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT.chunk_tokens))).stored == chunks
@@ -386,7 +271,7 @@ def test_chunks_without_room_on_disk_do_not_keep_others_from_it(
         assert "not kept in the ssd tier" in daemon.log()
         daemon.kill()
         daemon.start()
-        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        daemon.wait_open()
         wait_connected(pool)
         for keys in stored:
             assert load_right(pool, keys).chunks == CHAIN
@@ -394,16 +279,8 @@ def test_chunks_without_room_on_disk_do_not_keep_others_from_it(
 
 
 @pytest.mark.timed
-def test_no_save_waits_for_chunks_that_are_never_written(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = start_daemon(
-        dram__capacity="16MiB",
-        dram__segment="2MiB",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__segment="1MiB",
-        ssd__watermark="1",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+def test_no_save_waits_for_chunks_that_are_never_written(start_tiered: Start) -> None:
+    daemon = start_tiered(dram__capacity="16MiB", dram__segment="2MiB", ssd__segment="1MiB", ssd__watermark="1")
     with daemon.connect(UNFIT, model="unfit") as unfit, daemon.admin() as admin:
         chunks = (12 << 20) // UNFIT.chunk_bytes
         assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT.chunk_tokens))).stored == chunks

@@ -8,7 +8,7 @@ import random
 
 from tests.faults.rigs.disks import Disk
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
-from tests.faults.rigs.tiered import let_pass, restart, wait_open
+from tests.faults.rigs.tiered import let_pass, restart
 from tests.faults.rigs.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import store
@@ -55,7 +55,7 @@ def cut_and_restore(
     daemon.kill()
     disk.restore_power()
     restart(daemon)
-    wait_open(daemon)
+    daemon.wait_open()
     kept = Tally()
     with daemon.connect(timeout_s=10.0) as pool:
         wait_connected(pool)

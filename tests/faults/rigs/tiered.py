@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -29,11 +28,6 @@ def tier_options(
     }
 
 
-def wait_open(daemon: Daemon) -> None:
-    """Until the tier is open."""
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-
-
 def restart(daemon: Daemon) -> float:
     """Start a daemon that is dead; the seconds until it answered and its tier was open or given up."""
     started = time.monotonic()
@@ -57,9 +51,6 @@ def let_pass(seconds: float) -> None:
 def directory_bytes(path: Path) -> int:
     """Sizes of all files in the directory."""
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-
-
-StartDaemon = Callable[..., Daemon]
 
 
 def assert_sound(daemon: Daemon) -> None:

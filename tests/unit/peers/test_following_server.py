@@ -6,7 +6,6 @@ import pytest
 
 from kvpool.errors import PeerUnreachable, Refused
 from kvpool.peers.control import records as r
-from kvpool.peers.control import server as server_module
 from kvpool.peers.control.link import LinkSettings
 from kvpool.peers.control.server import ControlServerSettings
 from kvpool.peers.link_state import LinkState
@@ -55,39 +54,6 @@ async def test_a_request_that_waits_takes_no_pulls_place_and_pulls_take_none_of_
             one.cancel()
 
 
-async def test_a_node_that_is_about_to_end_reports_nothing() -> None:
-    keys = KeyOwner(reply=lambda ask: CHANGES)
-    with fleet() as nodes:
-        server = nodes.serve(Owner(), follows=keys)
-        link = await nodes.watch().ready(server)
-        server.is_stopping = True
-        for ask in (r.AskKeys(0), r.AskChanges(2, 0, 0)):
-            with pytest.raises(Refused, match="about to end"):
-                await link.request(ask, 5.0)
-        assert keys.asked == []
-
-
-async def test_a_service_that_never_answers_is_answered_for_and_one_that_fails_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_module, "FOLLOW_S", 0.01)
-    keys = KeyOwner()
-    with fleet() as nodes:
-        server = nodes.serve(Owner(), follows=keys)
-        link = await nodes.watch().ready(server)
-        with pytest.raises(Refused, match="no answer by the deadline"):
-            await link.request(r.AskKeys(0), 20.0)
-        assert not keys.asked[0][2](r.Keys(b"", 0, r.NO_MORE_KEYS))
-
-        def fail(ask: r.AskFollow) -> r.FollowAnswer:
-            raise RuntimeError("broken")
-
-        keys.reply = fail
-        with pytest.raises(Refused, match="failed to serve it"):
-            await link.request(r.AskChanges(1, 10_000, 0), 20.0)
-        assert server.stats()["errors"] == 1
-
-
 async def test_the_end_of_a_connection_ends_its_request() -> None:
     keys = KeyOwner()
     with fleet() as nodes:
@@ -99,12 +65,3 @@ async def test_the_end_of_a_connection_ends_its_request() -> None:
         await until(lambda: keys.forgotten, "the former connection is forgotten")
         assert not keys.asked[0][2](CHANGES)
         asked.cancel()
-
-
-async def test_false_answers_end_the_connection() -> None:
-    keys = KeyOwner(reply=lambda ask: r.Changes(1, 9, False, b"", b"", 0))
-    with fleet() as nodes:
-        link = await nodes.watch().ready(nodes.serve(Owner(), follows=keys))
-        with pytest.raises(PeerUnreachable, match="expected 2 or a later one"):
-            await link.request(r.AskChanges(2, 0, 0), 5.0)
-        assert "bad answer" in link.fault

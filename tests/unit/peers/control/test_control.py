@@ -8,12 +8,14 @@ import zmq
 from kvpool.config.addresses import ZmqAddress
 from kvpool.errors import ConfigError, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
+from kvpool.peers.control import server as server_module
 from kvpool.peers.control.link import LinkSettings
 from kvpool.peers.control.server import ControlServerSettings
 from kvpool.peers.link_state import LinkState
 from kvpool.peers.members.member import Member, MembersChange
 from tests.rigs.nodes.peers import (
     LINK,
+    KeyOwner,
     Owner,
     fast,
     fleet,
@@ -173,24 +175,30 @@ async def test_a_late_answer_is_dropped_and_its_chunks_are_released() -> None:
         assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
 
 
-async def test_the_owner_answers_for_a_service_that_never_does() -> None:
-    owner = Owner(is_slow=True)
+async def test_the_owner_answers_for_a_service_that_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "FOLLOW_S", 0.01)
+    owner, keys = Owner(is_slow=True), KeyOwner()
     with fleet() as nodes:
-        server = nodes.serve(owner)
+        server = nodes.serve(owner, follows=keys)
         link = await nodes.watch().ready(server)
-        with pytest.raises(Refused, match="no answer by the deadline"):
-            await link.request(pull_of(1, deadline_ms=1), 20.0)
+        for ask in (pull_of(1, deadline_ms=1), r.AskKeys(0)):
+            with pytest.raises(Refused, match="no answer by the deadline"):
+                await link.request(ask, 20.0)
         assert not owner.pulls[0][2](offer_to(pull_of(1)))
-        assert server.stats()["late_answers"] == 1
+        assert not keys.asked[0][2](r.Keys(b"", 0, r.NO_MORE_KEYS))
+        assert server.stats()["late_answers"] == 2
 
 
 async def test_a_service_that_fails_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(ask: r.AskFollow) -> r.FollowAnswer:
+        raise RuntimeError("broken")
+
     with fleet() as nodes:
-        server = nodes.serve(Owner(error=RuntimeError("broken")))
+        server = nodes.serve(Owner(error=RuntimeError("broken")), follows=KeyOwner(reply=fail))
         link = await nodes.watch().ready(server)
-        for number in (1, 2, 3):
+        for ask in (pull_of(1), pull_of(2), r.AskChanges(1, 10_000, 0)):
             with pytest.raises(Refused, match="failed"):
-                await link.request(pull_of(number), 60.0)
+                await link.request(ask, 60.0)
         assert server.stats()["errors"] == 3
         assert len([one for one in caplog.records if one.exc_info]) == 1
 
@@ -309,13 +317,16 @@ async def test_a_silent_connection_is_forgotten_and_a_pinging_one_is_not() -> No
         assert (await silent.request(pull_of(2), 60.0)).chunks == 2
 
 
-async def test_a_stopping_node_refuses_pulls() -> None:
+async def test_a_stopping_node_refuses_pulls_and_reports_nothing() -> None:
+    keys = KeyOwner(reply=lambda ask: r.Changes(3, 3, False, bytes(32), b"", 0))
     with fleet() as nodes:
-        server = nodes.serve(Owner())
+        server = nodes.serve(Owner(), follows=keys)
         link = await nodes.watch().ready(server)
         server.is_stopping = True
-        with pytest.raises(Refused, match="stopping"):
-            await link.request(pull_of(1), 60.0)
+        for ask in (pull_of(1), r.AskKeys(0), r.AskChanges(2, 0, 0)):
+            with pytest.raises(Refused, match=r"stopping|about to end"):
+                await link.request(ask, 60.0)
+        assert keys.asked == []
 
 
 async def test_keys_are_needed_beyond_loopback() -> None:

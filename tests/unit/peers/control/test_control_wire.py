@@ -23,17 +23,30 @@ STAGE = stage_of(7, 3)
 STAGED = staged_of(STAGE)
 ASK_NEAR = r.AskNear(7, bytes(16))
 NEAR = r.Near(7, "/run/kvpool/kvpool.sock", bytes(16), bytes(24), bytes(24), bytes(24))
+KEYS = bytes(range(64))
+ASK_CHANGES = r.AskChanges(7, 2000, 3)
+CHANGES = r.Changes(9, 12, False, KEYS, KEYS[:32], 4)
+GAP = r.Changes(12, 12, True, b"", b"", 0)
+ASK_KEYS = r.AskKeys(1 << 32)
+PAGE = r.Keys(KEYS, 9, (1 << 32) + 2)
 WRONG = r.Wrong("llama", LAYOUT.to_wire(), PULL.keys[:32], PULL.keys[32:64])
-REQUESTS: list[Any] = [HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), WRONG, r.Ping()]
+FOLLOWS: list[Any] = [ASK_CHANGES, ASK_KEYS]
+REQUESTS: list[Any] = [
+    *(HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), WRONG, r.Ping()),
+    *FOLLOWS,
+]
 ANSWERS: list[Any] = [
-    HELLO,
-    OFFER,
-    offer_to(PULL, 0),
-    STAGED,
-    staged_of(STAGE, 0),
-    NEAR,
-    r.Refused("busy", "later"),
-    r.Pong(bytes(16)),
+    *(
+        HELLO,
+        OFFER,
+        offer_to(PULL, 0),
+        STAGED,
+        staged_of(STAGE, 0),
+        NEAR,
+        r.Refused("busy", "later"),
+        r.Pong(bytes(16)),
+    ),
+    *(CHANGES, GAP, PAGE, r.Keys(b"", -1, -1)),
 ]
 
 
@@ -63,6 +76,10 @@ def test_the_wire_is_as_documented() -> None:
         *(10, 5, 7, "llama", LAYOUT.to_wire(), b"", 0, PULL.keys, 5000)
     ]
     assert wire.encode_message(r.Ping(), 1) == b"\x92\x14\x01"
+    assert msgpack.unpackb(wire.encode_message(ASK_CHANGES, 1)) == [30, 1, 7, 2000, 3]
+    assert msgpack.unpackb(wire.encode_message(CHANGES, 1)) == [31, 1, 9, 12, False, KEYS, KEYS[:32], 4]
+    assert msgpack.unpackb(wire.encode_message(ASK_KEYS, 1)) == [32, 1, 1 << 32]
+    assert msgpack.unpackb(wire.encode_message(PAGE, 1)) == [33, 1, KEYS, 9, (1 << 32) + 2]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +126,14 @@ def test_the_wire_is_as_documented() -> None:
         (ASK_NEAR, {"pull": 0}),
         (ASK_NEAR, {"host": bytes(15)}),
         (r.Release(1), {"pull": 0}),
+        (ASK_CHANGES, {"last": -2}),
+        (ASK_CHANGES, {"last": 1 << 63}),
+        (ASK_CHANGES, {"wait_ms": -1}),
+        (ASK_CHANGES, {"wait_ms": r.WAIT_MS_MAX + 1}),
+        (ASK_CHANGES, {"last": b""}),
+        (ASK_CHANGES, {"saves": -1}),
+        (ASK_KEYS, {"cursor": -1}),
+        (ASK_KEYS, {"cursor": 1 << 63}),
         (WRONG, {"key": b""}),
         (WRONG, {"key": bytes(64)}),
         (WRONG, {"parent": bytes(31)}),
@@ -132,59 +157,53 @@ def test_a_node_is_asked_for_as_many_chunks_as_one_pull_may_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("record", "change"),
     [
-        {"chunks": 3, "ticket": b""},
-        {"connections": 0},
-        {"connections": 65},
-        {"address": ""},
-        {"address": "tcp://host:1"},
-        {"checks": bytes(r.CHECKS_BYTES_MAX + 1)},
-        {"chunks": -1},
+        (OFFER, {"chunks": 3, "ticket": b""}),
+        (OFFER, {"connections": 0}),
+        (OFFER, {"connections": 65}),
+        (OFFER, {"address": ""}),
+        (OFFER, {"address": "tcp://host:1"}),
+        (OFFER, {"checks": bytes(r.CHECKS_BYTES_MAX + 1)}),
+        (OFFER, {"chunks": -1}),
+        (STAGED, {"server": ""}),
+        (STAGED, {"server": "host:1"}),
+        (STAGED, {"server": "192.0.2.1"}),
+        (STAGED, {"life": b"short"}),
+        (STAGED, {"address": -1}),
+        (STAGED, {"checks": bytes(4)}),
+        (STAGED, {"gone": bytes(4)}),
+        (STAGED, {"part": -1}),
+        (NEAR, {"pull": 0}),
+        (NEAR, {"socket": ""}),
+        (NEAR, {"socket": "run/kvpool.sock"}),
+        (NEAR, {"socket": "/run/a\nb"}),
+        (NEAR, {"socket": "/" + "s" * r.SOCKET_BYTES_MAX}),
+        (NEAR, {"epoch": bytes(15)}),
+        (NEAR, {"offsets": b"", "slots": b"", "generations": b""}),
+        (NEAR, {"offsets": bytes(23)}),
+        (NEAR, {"slots": bytes(16)}),
+        (NEAR, {"generations": bytes(32)}),
+        (NEAR, {name: bytes(8 * (r.PULL_KEYS_MAX + 1)) for name in ("offsets", "slots", "generations")}),
+        (CHANGES, {"last": -2}),
+        (CHANGES, {"last": 13}),
+        (CHANGES, {"newest": 1 << 63}),
+        (CHANGES, {"saves": -1}),
+        (CHANGES, {"stored": KEYS[:33]}),
+        (CHANGES, {"removed": KEYS[:31]}),
+        (CHANGES, {"is_gap": True}),
+        (CHANGES, {"is_gap": 0}),
+        (CHANGES, {"stored": bytes(32 * r.FOLLOW_KEYS_MAX)}),  # with those that were removed too many
+        (PAGE, {"keys": KEYS[:33]}),
+        (PAGE, {"keys": bytes(32 * (r.FOLLOW_KEYS_MAX + 1))}),
+        (PAGE, {"as_of": -2}),
+        (PAGE, {"cursor": -2}),
+        (PAGE, {"cursor": 1 << 63}),
     ],
 )
-def test_impossible_offers_are_refused(change: dict[str, Any]) -> None:
+def test_impossible_answers_are_refused(record: Any, change: dict[str, Any]) -> None:
     with pytest.raises(wire.WireFault):
-        wire.decode_answer([wire.encode_message(replace(OFFER, **change), 4)])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"server": ""},
-        {"server": "host:1"},
-        {"server": "192.0.2.1"},
-        {"life": b"short"},
-        {"address": -1},
-        {"checks": bytes(4)},
-        {"gone": bytes(4)},
-        {"part": -1},
-    ],
-)
-def test_impossible_stagings_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(wire.WireFault):
-        wire.decode_answer([wire.encode_message(replace(STAGED, **change), 4)])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pull": 0},
-        {"socket": ""},
-        {"socket": "run/kvpool.sock"},
-        {"socket": "/run/a\nb"},
-        {"socket": "/" + "s" * r.SOCKET_BYTES_MAX},
-        {"epoch": bytes(15)},
-        {"offsets": b"", "slots": b"", "generations": b""},
-        {"offsets": bytes(23)},
-        {"slots": bytes(16)},
-        {"generations": bytes(32)},
-        {name: bytes(8 * (r.PULL_KEYS_MAX + 1)) for name in ("offsets", "slots", "generations")},
-    ],
-)
-def test_impossible_places_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(wire.WireFault):
-        wire.decode_answer([wire.encode_message(replace(NEAR, **change), 4)])
+        wire.decode_answer([wire.encode_message(replace(record, **change), 4)])
 
 
 def test_places_of_the_most_chunks_of_an_offer_fit_a_message() -> None:
@@ -224,12 +243,13 @@ def test_sizes_are_checked_before_anything_is_decoded() -> None:
 
 
 def test_unknown_kinds_and_other_directions_are_named() -> None:
-    for record in (r.Pong(bytes(16)), OFFER, r.Refused("a", "b")):
+    for record in (r.Pong(bytes(16)), OFFER, r.Refused("a", "b"), CHANGES, GAP, PAGE):
         assert _fault([wire.encode_message(record, 2)]).code == r.RefusalCode.KIND
     fault = _fault([frames.encode(99, 6, [])[4:]])
     assert (fault.code, fault.sequence, str(fault)) == (r.RefusalCode.KIND, 6, "kind 99 is not known here")
-    with pytest.raises(wire.WireFault):
-        wire.decode_answer([wire.encode_message(PULL, 2)])
+    for record in (PULL, *FOLLOWS):
+        with pytest.raises(wire.WireFault):
+            wire.decode_answer([wire.encode_message(record, 2)])
 
 
 def test_versions_that_do_not_meet_are_refused_with_the_side_to_update() -> None:
@@ -284,3 +304,25 @@ def test_an_offer_has_checksums_of_summaries_too() -> None:
     wire.check_offer(pull, offer)
     with pytest.raises(wire.WireFault, match="checks"):
         wire.check_offer(pull, replace(offer, checks=bytes(4 * layout.layers * chunks)))
+
+
+def test_an_answer_never_goes_back() -> None:
+    wire.check_follow(ASK_CHANGES, CHANGES)
+    wire.check_follow(ASK_CHANGES, GAP)
+    wire.check_follow(ASK_CHANGES, replace(GAP, last=3))  # a former life's events
+    wire.check_follow(ASK_CHANGES, r.Changes(7, 7, False, b"", b"", 3))
+    wire.check_follow(ASK_CHANGES, replace(CHANGES, last=7))  # of a save under way: keys, and no event
+    wire.check_follow(ASK_KEYS, PAGE)
+    wire.check_follow(ASK_KEYS, r.Keys(b"", 9, 1 << 32))
+    wire.check_follow(ASK_KEYS, r.Keys(KEYS, 9, r.NO_MORE_KEYS))
+    faults: list[tuple[r.AskFollow, object]] = [
+        (ASK_CHANGES, replace(CHANGES, last=6)),
+        (ASK_KEYS, replace(PAGE, cursor=1 << 32)),
+        (ASK_KEYS, replace(PAGE, cursor=0)),
+        (ASK_CHANGES, PAGE),
+        (ASK_KEYS, CHANGES),
+        (ASK_CHANGES, r.Pong(bytes(16))),
+    ]
+    for ask, answer in faults:
+        with pytest.raises(wire.WireFault):
+            wire.check_follow(ask, answer)
