@@ -70,32 +70,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Dae
         yield daemons
 
 
-def test_what_one_has_stored_is_a_hit_on_the_other(pair: tuple[Daemon, Daemon]) -> None:
-    owner, here = pair
-    before = here.stats()["peer.pulled_chunks"]
-    with owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
-        assert store(there, keys).stored == CHUNKS
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
-        assert set(pool.lookup(keys).tiers) == {Level.PEER}
-        assert load(pool, keys, CHUNKS).reason == "complete"
-        wait_until(lambda: set(pool.lookup(keys).tiers) == {Level.DRAM}, "the pull has ended")
-        assert here.stats()["peer.pulled_chunks"] - before == CHUNKS
-        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
-
-
-def test_what_the_owner_drops_is_no_hit_any_more(pair: tuple[Daemon, Daemon]) -> None:
-    owner, here = pair
-    with owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(11, CHUNKS * SMALL.chunk_tokens))
-        store(there, keys)
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
-        with owner.admin() as admin:
-            admin.flush(None, None, "")
-        wait_until(lambda: pool.lookup(keys).chunks == 0, "the hint has gone")
-        assert load(pool, keys, CHUNKS).chunks == 0
-
-
 def test_an_owner_that_was_killed_is_a_miss_and_its_next_life_has_nothing(tmp_path: Path) -> None:
     with two_daemons(tmp_path) as (owner, here), here.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))

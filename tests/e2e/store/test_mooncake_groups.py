@@ -12,8 +12,9 @@ from kvpool.tiers.store.objects import ObjectForm
 from kvpool.types import Level, NamespaceId, SizeClassId
 from tests.e2e.store.test_mooncake_store import joined, node, published
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.groups.hybrid import CHUNK, HYBRID, STATE, WINDOW_CHUNKS, assert_served, key_of, load, store
+from tests.rigs.layouts import CHUNK, HYBRID, STATE, WINDOW_CHUNKS
 from tests.rigs.payload import tokens_of
+from tests.rigs.prompts import assert_served, key_of, load, store
 from tests.rigs.store.mooncake import Master, Segment, mooncake, needs_mooncake
 
 pytestmark = needs_mooncake

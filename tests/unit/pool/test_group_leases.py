@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from kvpool.index.parts import Step
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
-from kvpool.pool.readers.hold_task import HoldTask
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
 from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.protocol.records import messages as m
@@ -174,3 +176,49 @@ def test_the_last_key_of_a_full_group_stands_for_its_chain() -> None:
         assert served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS))).lease == 0
 
     in_setting(check)
+
+
+class OneChain:
+    """A run of one chain, of one rank."""
+
+    ranks = 1
+
+    def __len__(self) -> int:
+        return 1
+
+
+class WaitingTask(HoldTask):
+    """A task for which there is no room; some of what it needs is held."""
+
+    is_held = False
+
+    def _advance(self, now_ns: int) -> Step:
+        self.is_held = True
+        return Step.WAIT
+
+    def _release(self, now_ns: int) -> None:
+        self.is_held = False
+
+
+def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds() -> None:
+    """Were each to keep what it has while it waits, hardly any of them would get all of it."""
+    waiting: WaitingTasks = {}
+    nothing: Any = SimpleNamespace(groups=("a group",))
+    run: Any = OneChain()
+    tasks = [
+        WaitingTask(nothing, nothing, nothing, [run], holder=None, ending=nothing, chunks=1, waiting=waiting)
+        for _ in range(3)
+    ]
+    every = list(tasks)
+
+    def held_after_an_advance() -> list[bool]:
+        for task in tasks:
+            assert task.advance(0) is Step.WAIT
+        return [task.is_held for task in every]
+
+    assert held_after_an_advance() == [True, False, False]
+    assert held_after_an_advance() == [True, False, False]
+    tasks.pop(0).release_holds(0)
+    assert held_after_an_advance() == [False, True, False]
+    tasks.pop().release_holds(0)
+    assert held_after_an_advance() == [False, True, False]

@@ -19,7 +19,7 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.transfer.workers import Job, Report
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
-from tests.rigs.groups.hybrid import HYBRID, WINDOW
+from tests.rigs.layouts import HYBRID, WINDOW
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_alone
 

@@ -20,7 +20,7 @@ from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.lease_fetcher import NO_LEASE, LeaseFetcher
 from kvpool_client.verbs.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from tests.model.groups.test_group_lookup_model import Index
-from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
+from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 
 CHUNKS = 8
 
