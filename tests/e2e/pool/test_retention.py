@@ -51,16 +51,6 @@ def present(pool: kv.Pool, keys: kv.KeyChain) -> int:
     return pool.lookup(keys).chunks
 
 
-def test_a_one_off_request_goes_first(small: Daemon) -> None:
-    with small.connect() as pool:
-        older, one_off = keys_of(pool, 1), keys_of(pool, 2)
-        save(pool, older)
-        save(pool, one_off, retention=[kv.TokenRange(0, None, 0)])
-        press(pool, DRAM_CHUNKS // CHAIN - 1)
-        assert (present(pool, older), present(pool, one_off)) == (CHAIN, 0)
-    assert small.problems() == []
-
-
 def test_a_system_prompt_outlives_everything_else(small: Daemon) -> None:
     with small.connect() as pool:
         prompt = keys_of(pool, 1, 6)

@@ -211,46 +211,6 @@ def _is_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> bool:
     return True
 
 
-def test_a_false_exists_is_a_miss_and_the_prompt_is_saved(nodes: Nodes) -> None:
-    keys, pool = nodes.prompt(), nodes.pool
-    nodes.shared.play(exists=True)
-    with pool.acquire(pool.lookup(keys)) as lease:
-        assert load(pool, lease)[0].chunks == 0
-    nodes.shared.play()
-    assert store(pool, keys).declined == 0
-    assert_served(pool, keys, CHUNKS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [{"exist_code": -900}, {"get_code": -800}, {"aborts": True}])
-def test_a_store_that_fails_is_a_miss_and_serves_later(shared: SharedDirectory, script: dict[str, object]) -> None:
-    publish(shared, CHUNKS)
-    with node(shared) as (_, pool):
-        keys = prompt(pool, 1, CHUNKS)
-        shared.play(**script)
-        with pool.acquire(pool.lookup(keys)) as lease:
-            assert load(pool, lease)[0].chunks == 0
-        shared.play()
-
-        def is_served() -> bool:
-            with pool.acquire(pool.lookup(keys)) as lease:
-                return lease.chunks == CHUNKS and load(pool, lease)[0].reason == "complete"
-
-        wait_until(is_served, "the store serves again")
-
-
-@pytest.mark.slow
-def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(nodes: Nodes) -> None:
-    keys = nodes.published(CHUNKS)
-    with node(nodes.shared, "hasty", **{"store.answer_timeout": "1ms"}) as (daemon, pool):
-        nodes.shared.play(exist_delay_s=0.2)
-        assert pool.lookup(keys).chunks == 0
-        assert daemon.stats()["store.late_answers"] > 0
-        nodes.shared.play()
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the answers have come")
-        assert_served(pool, keys, CHUNKS)
-
-
 def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(nodes: Nodes) -> None:
     keys = nodes.published(CHUNKS)
     with nodes.here.connect(HYBRID) as hasty:
