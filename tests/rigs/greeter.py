@@ -1,4 +1,4 @@
-"""Who greets clients in the daemon's place: a socket that passes the daemon's welcome on, and then does what the test says."""
+"""A greeter in the daemon's place: a socket that passes the daemon's welcome on, and then does what the test says."""
 
 import contextlib
 import os

@@ -4,13 +4,15 @@ import signal
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvpool import failpoint
+from kvpool_client.verbs.save import publish_each
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import Daemon, in_both_write_modes, spawn, wait_until
 from tests.rigs.layouts import Case, over
-from tests.rigs.prompts import Ranks, begin
+from tests.rigs.prompts import CHUNKS, Ranks, begin, begin_load, rows_of, whole_result
 from tests.rigs.runs.children import assert_in_child
 
 # Ends with a commit under way, or with a load.
@@ -106,9 +108,12 @@ def test_a_pool_that_is_closed_ends_its_commits(case: Case, shared: Shared) -> N
     wait_until(lambda: shared.daemon.stats()["reservations"] == 0, "nothing is reserved")
 
 
+@in_both_write_modes
 @SOME
-def test_a_fork_ends_a_commit_in_the_child_alone(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the commit is under way: it waits before its request until the child has ended."""
+def test_what_is_under_way_at_a_fork_ends_in_the_child_and_goes_on_in_the_parent(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves, their commits in the background, which wait before their request until the child has ended, and loads."""
     reach, may_go_on = failpoint.reach, threading.Event()
 
     def wait_before_the_request(name: str, *rest: Any) -> None:
@@ -118,22 +123,44 @@ def test_a_fork_ends_a_commit_in_the_child_alone(ranks: Ranks, monkeypatch: pyte
 
     keys = ranks.prompt(1)
     *parts, save = ranks.begin(keys)
-    for part in parts:
-        part.commit()
-    monkeypatch.setattr(failpoint, "reach", wait_before_the_request)
-    assert save.commit(wait=False) is None
 
     def is_disconnected() -> bool:
-        result = save.wait()
+        save.layer(0)
+        result = save.commit()
+        assert publish_each([save]) == [result]
         save.abort()
-        return (result.stored, set(result.reasons)) == (0, {"disconnected"})
+        return (result.stored, set(result.reasons)) == (0, {"disconnected"}) and save.wait_pending(60.0) and save.done()
 
-    try:
-        assert_in_child(is_disconnected)
-        assert not save.done()
-    finally:
-        may_go_on.set()
-    assert save.wait().stored == ranks.needed(keys)
+    assert_in_child(is_disconnected)
+    for part in parts:
+        part.commit()
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoint, "reach", wait_before_the_request)
+        assert save.commit(wait=False) is None
+        try:
+            assert_in_child(lambda: set(save.wait().reasons) == {"disconnected"})
+            assert not save.done()
+        finally:
+            may_go_on.set()
+        assert save.wait().stored == ranks.needed(keys)
+    pool = ranks.first
+    with pool.acquire(pool.lookup(keys)) as lease:
+        load, into = begin_load(pool, lease)
+
+        def has_ended() -> bool:
+            seen = load.wait_layer(0), load.done(), load.chunks_so_far
+            result = load.wait()
+            load.cancel()
+            lease.release()
+            return (*seen, result.chunks, result.reason, pool.lookup(keys).chunks) == (
+                *(False, True, 0),
+                *(0, "disconnected", 0),
+            )
+
+        assert_in_child(has_ended)
+        assert load.wait() == whole_result(ranks.layout, CHUNKS)
+        for right, here in zip(rows_of(pool, keys, lease.ranges), into, strict=True):
+            assert np.array_equal(right, here)
     ranks.assert_served(keys)
 
 

@@ -138,19 +138,6 @@ def test_a_killed_daemon_answers_with_nothing_and_the_next_one_promises_again(da
         wait_until(lambda: promises(line, [line.ask(pool.lookup(keys))])[0].chunks == CHUNKS, "it is promised")
 
 
-def test_a_hung_daemon_is_waited_for_no_longer_than_a_round_trip_may_take(daemon: Daemon) -> None:
-    with daemon.connect(timeout_s=30.0) as pool:
-        hit = pool.lookup(stored_keys(pool, 1))
-    with daemon.connect(timeout_s=0.3) as pool, closing(pool.open_promise_line(1)) as line:
-        wait_until(lambda: pool.connected, "it is connected")
-        daemon.signal(signal.SIGSTOP)
-        question = line.ask(hit)
-        line.receive()
-        assert question.answer is None
-        assert promises(line, [question]) == [NOTHING]
-        daemon.signal(signal.SIGCONT)
-
-
 def test_a_request_for_more_than_an_answer_has_room_for_ends_the_connection(daemon: Daemon, pool: kv.Pool) -> None:
     keys = stored_keys(pool, 1)
     session = pool._link.session

@@ -38,12 +38,12 @@ def children_of(pid: int, word: str) -> list[int]:
 
 @contextmanager
 def node(
-    directory: Path, name: str, master: Master, layout: kv.Layout = SMALL, **options: str
+    directory: Path, name: str, master: Master, layout: kv.Layout = SMALL, *, options: dict[str, str] | None = None
 ) -> Iterator[tuple[Daemon, kv.Pool]]:
     """A node that has joined the store, and a Pool on it."""
     (directory / name).mkdir()
     given = {"store.master": master.address, "store.host": HOST, "store.buffer": "4MiB", "store.publish": "all"}
-    given |= {"store.answer_timeout": "2s", **options}
+    given |= {"store.answer_timeout": "2s", **(options or {})}
     with Daemon(directory / name, **given) as daemon, daemon.connect(layout, timeout_s=5.0) as pool:
         wait_until(lambda: daemon.stats()["store.state"] == "ok", "the store is joined")
         yield daemon, pool
@@ -96,8 +96,8 @@ def test_nodes_that_contribute_memory_need_no_other_client(tmp_path: Path) -> No
     try:
         segment = {"store.segment": "16MiB"}
         with (
-            node(tmp_path, "a", master, **segment) as (first, pool),
-            node(tmp_path, "b", master, **segment) as (_, other),
+            node(tmp_path, "a", master, options=segment) as (first, pool),
+            node(tmp_path, "b", master, options=segment) as (_, other),
         ):
             publish(first, pool, chain_of(pool))
             assert_served(other, chain_of(pool), CHUNKS)
@@ -107,7 +107,7 @@ def test_nodes_that_contribute_memory_need_no_other_client(tmp_path: Path) -> No
 
 def test_reused_chunks_of_the_disk_are_published(tmp_path: Path, shared: Shared) -> None:
     disk = {"ssd.path": str(tmp_path / "disk"), "ssd.capacity": "64MiB", "ssd.write_through": "true"}
-    with node(tmp_path, "a", shared[0], **{**disk, "store.publish": "reused"}) as (first, pool):
+    with node(tmp_path, "a", shared[0], options={**disk, "store.publish": "reused"}) as (first, pool):
         wait_until(lambda: first.stats()["ssd.state"] == "ok", "the tier is open")
         keys = chain_of(pool)
         store(pool, keys)
