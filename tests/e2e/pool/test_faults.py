@@ -222,34 +222,33 @@ def test_a_stopped_daemon_costs_one_timeout(daemon: Daemon) -> None:
     indirect=["case"],
 )
 def test_a_flipped_bit_ends_the_load_of_whoever_reads_it_and_drops_that_chunk(
-    case: Case, daemon: Daemon, group: int
+    ranks: Ranks, case: Case, shared: Shared, group: int
 ) -> None:
-    with Ranks(case, daemon.connect) as ranks:
-        pool, keys = ranks.first, ranks.prompt(1)
-        ranks.store(keys, [4, CHUNKS])
-        bad = CHUNKS - 1 if case.layout.groups else 3
-        leases = [each.acquire(each.lookup(keys)) for each in ranks.pools]
-        part, share = case.layout.group_layouts[group], pool.shares[group]
-        flip(leases[0], row_of(leases[0], group, bad), (share.extents(part)[-1] + 1) * part.extent_bytes - 1)
-        for each, lease in reversed(list(zip(ranks.pools, leases, strict=True))):
-            result, _ = load(each, lease)
-            if each is not pool:
-                assert result == whole_result(case.layout, CHUNKS), "its own extents are good"
-        good = 0 if case.layout.groups else bad
-        assert (result.chunks, result.tokens, result.reason) == (good, good * CHUNK, "checksum")
-        ends = [(bad, "checksum") if number == group else (CHUNKS, "complete") for number in range(len(result.groups))]
-        assert [(each.chunks, each.reason) for each in result.groups] == ends
-        for lease in leases:
-            lease.release()
-        served = 4 if case.has_windows else bad
-        ranks.assert_served(keys, served)  # of windows the boundary before
-        assert pool.lookup(keys).full_chunks == (bad if part.is_chained else CHUNKS)
-        assert daemon.stats()["checksum_failures"] == 1
-        saves = [save.commit() for save in ranks.begin(keys, [4, CHUNKS])]
-        dropped = 1 if case.layout.groups else CHUNKS - bad
-        assert (saves[-1].stored, [save.declined for save in saves]) == (dropped, [0] * len(saves))
-        ranks.assert_served(keys)
-    assert daemon.problems() == []
+    before = shared.daemon.stats()["checksum_failures"]
+    pool, keys = ranks.first, ranks.prompt(1)
+    ranks.store(keys, [4, CHUNKS])
+    bad = CHUNKS - 1 if case.layout.groups else 3
+    leases = [each.acquire(each.lookup(keys)) for each in ranks.pools]
+    part, share = case.layout.group_layouts[group], pool.shares[group]
+    flip(leases[0], row_of(leases[0], group, bad), (share.extents(part)[-1] + 1) * part.extent_bytes - 1)
+    for each, lease in reversed(list(zip(ranks.pools, leases, strict=True))):
+        result, _ = load(each, lease)
+        if each is not pool:
+            assert result == whole_result(case.layout, CHUNKS), "its own extents are good"
+    good = 0 if case.layout.groups else bad
+    assert (result.chunks, result.tokens, result.reason) == (good, good * CHUNK, "checksum")
+    ends = [(bad, "checksum") if number == group else (CHUNKS, "complete") for number in range(len(result.groups))]
+    assert [(each.chunks, each.reason) for each in result.groups] == ends
+    for lease in leases:
+        lease.release()
+    served = 4 if case.has_windows else bad
+    ranks.assert_served(keys, served)  # of windows the boundary before
+    assert pool.lookup(keys).full_chunks == (bad if part.is_chained else CHUNKS)
+    assert shared.daemon.stats()["checksum_failures"] == before + 1
+    saves = [save.commit() for save in ranks.begin(keys, [4, CHUNKS])]
+    dropped = 1 if case.layout.groups else CHUNKS - bad
+    assert (saves[-1].stored, [save.declined for save in saves]) == (dropped, [0] * len(saves))
+    ranks.assert_served(keys)
 
 
 @pytest.mark.parametrize(
@@ -266,15 +265,15 @@ def test_a_flipped_bit_ends_the_load_of_whoever_reads_it_and_drops_that_chunk(
     ],
 )
 def test_a_full_check_names_the_place_of_wrong_bytes(
-    daemon: Daemon, layout: kv.Layout, extent: int, named: str
+    shared: Shared, layout: kv.Layout, extent: int, named: str
 ) -> None:
-    with daemon.connect(layout) as pool:
+    with shared.connect(layout) as pool:
         keys = prompt(pool, 7, 2)
         store(pool, keys)
         group = WINDOW if layout.groups else 0
         with pool.acquire(pool.lookup(keys)) as lease:
             flip(lease, row_of(lease, group, 1), extent * layout.group_layouts[group].extent_bytes)
-        (problem,) = daemon.problems(deep=True)
+        (problem,) = shared.daemon.problems(deep=True)
     assert problem.endswith(f": bad checksum{named and ' in '}{named}, dropped")
 
 
@@ -326,47 +325,45 @@ def _wipe_headers(ssd: Path, key: bytes) -> int:
 
 @pytest.mark.parametrize("steps", [40, pytest.param(400, marks=pytest.mark.slow)])
 @over("plain", "hybrid", "divided")
-def test_random_faults_never_bring_other_bytes(case: Case, daemon: Daemon, seed: int, steps: int) -> None:
+def test_random_faults_never_bring_other_bytes(ranks: Ranks, case: Case, shared: Shared, seed: int, steps: int) -> None:
     """Saves at random boundaries, flushes and flipped bits: what a load claims is right in every group."""
     chance = random.Random(seed)
-    with Ranks(case, daemon.connect) as ranks:
-        chains = [ranks.prompt(chance.randrange(1 << 30), 8) for _ in range(3)]
-        for _ in range(steps):
-            keys, act, pool = chance.choice(chains), chance.random(), chance.choice(ranks.pools)
-            end = chance.randrange(1, 9)
-            boundaries = sorted(chance.sample(range(1, end + 1), chance.randrange(0, min(3, end) + 1)))
-            if act < 0.45:
-                ranks.store(keys, boundaries, chunks=end)
-                continue
-            if act < 0.5:
-                with daemon.admin() as operator:
-                    operator.flush("test-model", None)
-                continue
-            hit = pool.lookup(keys)
-            with pool.acquire(hit) as lease:
-                assert lease.chunks == hit.chunks
-                if is_flipped := lease.chunks and chance.random() < 0.3:
-                    row = chance.randrange(len(lease.hold.rows.offsets))
-                    group = next(at for at in range(len(lease.ranges)) if row < sum(map(len, lease.ranges[: at + 1])))
-                    part = case.layout.group_layouts[group]
-                    flip(lease, row, pool.shares[group].extents(part)[0] * part.extent_bytes + 3)
-                result, _ = load(pool, lease)
-                assert result.chunks == lease.chunks or is_flipped
-                assert not is_flipped or result.reason == "checksum"
-            if hit.chunks and not is_flipped:
-                assert_served(pool, keys, hit.chunks)
-        wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["reservations"] == 0, "nothing is held")
-    assert daemon.problems() == []
+    chains = [ranks.prompt(chance.randrange(1 << 30), 8) for _ in range(3)]
+    for _ in range(steps):
+        keys, act, pool = chance.choice(chains), chance.random(), chance.choice(ranks.pools)
+        end = chance.randrange(1, 9)
+        boundaries = sorted(chance.sample(range(1, end + 1), chance.randrange(0, min(3, end) + 1)))
+        if act < 0.45:
+            ranks.store(keys, boundaries, chunks=end)
+            continue
+        if act < 0.5:
+            with shared.daemon.admin() as operator:
+                operator.flush(shared.model, None)
+            continue
+        hit = pool.lookup(keys)
+        with pool.acquire(hit) as lease:
+            assert lease.chunks == hit.chunks
+            if is_flipped := lease.chunks and chance.random() < 0.3:
+                row = chance.randrange(len(lease.hold.rows.offsets))
+                group = next(at for at in range(len(lease.ranges)) if row < sum(map(len, lease.ranges[: at + 1])))
+                part = case.layout.group_layouts[group]
+                flip(lease, row, pool.shares[group].extents(part)[0] * part.extent_bytes + 3)
+            result, _ = load(pool, lease)
+            assert result.chunks == lease.chunks or is_flipped
+            assert not is_flipped or result.reason == "checksum"
+        if hit.chunks and not is_flipped:
+            assert_served(pool, keys, hit.chunks)
+    wait_until(lambda: shared.daemon.stats()["leases"] == shared.daemon.stats()["reservations"] == 0, "nothing is held")
 
 
-def test_a_chunk_asked_for_by_key_names_its_group(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as pool, daemon.admin() as admin:
+def test_a_chunk_asked_for_by_key_names_its_group(shared: Shared) -> None:
+    with shared.connect(HYBRID) as pool, shared.daemon.admin() as admin:
         keys = prompt(pool, 8, 4)
         store(pool, keys)
         asked = [key_of(keys, group, 3) for group in (FULL, WINDOW, STATE)]
         for _ in range(2):
             assert [row["group"] for row in admin.chunk_history(asked)] == ["full", "window 59", "state"]
-            admin.flush("test-model", None)
+            admin.flush(shared.model, None)
 
 
 @over_in_alternate_modes("plain", "hybrid", "divided")

@@ -10,8 +10,8 @@ import pytest
 
 import kvpool_client as kv
 from tests.e2e.pool.conftest import Shared
-from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
-from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, Case, over
+from tests.rigs.daemon import SMALL, in_both_write_modes, wait_until
+from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, over
 from tests.rigs.payload import paged_layers, payload_of, read_chunk, write_chunk
 from tests.rigs.prompts import (
     CHUNKS,
@@ -114,22 +114,20 @@ def test_a_lease_estimates_its_load_by_its_bytes(shared: Shared) -> None:
 
 
 @over("plain", "hybrid", "divided")
-def test_what_was_evicted_between_lookup_and_acquire_shortens_the_lease(case: Case, daemon: Daemon) -> None:
-    with Ranks(case, daemon.connect) as ranks:
-        keys = ranks.prompt(1)
-        ranks.store(keys, [4, CHUNKS])
-        hits = [pool.lookup(keys) for pool in ranks.pools]
-        for kept in (0, 4):
-            with daemon.admin() as operator:
-                operator.flush("test-model", None)
-            if kept:
-                ranks.store(keys, [kept], chunks=kept)
-            for pool, hit in zip(ranks.pools, hits, strict=True):
-                with pool.acquire(hit) as lease:
-                    assert (hit.chunks, lease.chunks) == (CHUNKS, kept)
-                    assert_loads(pool, keys, lease)
-        wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
-    assert daemon.problems() == []
+def test_what_was_evicted_between_lookup_and_acquire_shortens_the_lease(ranks: Ranks, shared: Shared) -> None:
+    keys = ranks.prompt(1)
+    ranks.store(keys, [4, CHUNKS])
+    hits = [pool.lookup(keys) for pool in ranks.pools]
+    for kept in (0, 4):
+        with shared.daemon.admin() as operator:
+            operator.flush(shared.model, None)
+        if kept:
+            ranks.store(keys, [kept], chunks=kept)
+        for pool, hit in zip(ranks.pools, hits, strict=True):
+            with pool.acquire(hit) as lease:
+                assert (hit.chunks, lease.chunks) == (CHUNKS, kept)
+                assert_loads(pool, keys, lease)
+    wait_until(lambda: shared.daemon.stats()["leases"] == 0, "the lease has ended")
 
 
 @over("plain", "hybrid")
@@ -143,7 +141,9 @@ def test_cancel_ends_a_load(ranks: Ranks) -> None:
         result = begun.wait()
         assert result.reason in ("cancelled", "complete")
         assert all(map(np.array_equal, seen, into))
-        assert not begun.wait_layer(1) or result.reason == "complete"
+        layers = [(group, layer) for group, share in enumerate(pool.shares) for layer in range(share.layers)]
+        are_there = [begun.wait_layer(layer, group=group) for group, layer in layers]
+        assert not all(are_there) or result.reason == "complete"
 
 
 @pytest.mark.parametrize(
