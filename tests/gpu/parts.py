@@ -26,7 +26,7 @@ DEVICE_SUITES = (
     "tests/unit/client/device",
     "tests/e2e/device",
     "tests/e2e/pool/test_device_copies.py",
-    "tests/e2e/shares/test_device_sizes.py",
+    "tests/e2e/pool/test_device_sizes.py",
     "tests/faults/test_device_lives.py",
     "tests/engines/trtllm/test_group_device.py",
 )

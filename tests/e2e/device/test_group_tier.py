@@ -1,64 +1,59 @@
 """Loads of a hybrid model onto a device out of the daemon's device tier: windows are copied there as full chunks are."""
 
-import numpy as np
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import device as dm
-from kvpool_client.copying.cache import Cache
-from tests.e2e.shares import test_group_sizes as group_sizes
-from tests.e2e.shares.test_device_sizes import DeviceRank
-from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, IDS
-from tests.rigs.device.device_daemon import DeviceDaemon
-from tests.rigs.groups.hybrid import key_of
-from tests.rigs.shares.rank_memory import expected_part
+from tests.rigs.device import emulated
+from tests.rigs.device.device_daemon import DeviceDaemon, ForkedDeviceDaemon
+from tests.rigs.device.engine import use_emulated_driver
+from tests.rigs.device.rank_engine import DeviceRankEngine
+from tests.rigs.layouts import DIVIDED, STATE, shares_of
+from tests.rigs.prompts import CHUNKS, prompt, store
 
-OPTIONS = {"hbm.capacity": "16MiB"}
-CHUNKS, WINDOWS = group_sizes.CHUNKS, len(group_sizes.WINDOWS)
+LAYOUT = replace(DIVIDED, groups=DIVIDED.groups[:STATE])
+WINDOWS = 2
 
 
-class GroupEngine:
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
+    """A daemon with memory of an emulated device, for all tests."""
+    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
+        daemon.wait_for_state("ok")
+        yield daemon
+
+
+@pytest.fixture
+def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """The module's daemon, empty."""
+    use_emulated_driver(monkeypatch)
+    module_daemon.empty()
+    yield module_daemon
+    emulated.order("clear 1")
+
+
+def _engine(daemon: DeviceDaemon, size: int = 1, rank: int = 0) -> DeviceRankEngine:
     """A rank of a hybrid model on the daemon's device; its loads are compared with the payload of their keys."""
-
-    def __init__(self, daemon: DeviceDaemon, shares: list[kv.Share]) -> None:
-        self.pool = group_sizes.connect(daemon, shares)
-        self.ranks = [
-            DeviceRank(part, share) for part, share in zip(self.pool.layout.group_layouts, shares, strict=True)
-        ]
-        self.caches: list[Cache] = [
-            self.pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form, group=group)
-            for group, rank in enumerate(self.ranks)
-        ]
-
-    def lease(self, keys: kv.KeyChain) -> kv.Lease:
-        lease = self.pool.acquire(self.pool.lookup(keys))
-        assert lease.chunks == CHUNKS
-        return lease
-
-    def load(self, lease: kv.Lease) -> kv.LoadResult:
-        ids = [IDS[: len(chunks)].reshape(-1) for chunks in lease.ranges]
-        return self.pool.load(lease, self.caches, ids).wait()
-
-    def assert_loads(self, keys: kv.KeyChain, lease: kv.Lease) -> None:
-        for rank in self.ranks:
-            for array in rank.host.arrays:
-                array[...] = 0
-            rank.fill([])
-        assert self.load(lease).chunks == CHUNKS
-        for group, (rank, leased) in enumerate(zip(self.ranks, lease.ranges, strict=True)):
-            for place, chunk in enumerate(leased):
-                right = expected_part(key_of(keys, group, chunk), rank.host.layout, rank.share)
-                assert np.array_equal(rank.chunk(IDS[place].tolist()), right), (group, chunk)
+    return DeviceRankEngine(daemon.connect(LAYOUT, share=shares_of(LAYOUT, size)[rank], timeout_s=60.0))
 
 
-def _copied(daemon: DeviceDaemon, engine: GroupEngine, seed: int) -> kv.KeyChain:
+def _lease(engine: DeviceRankEngine, keys: kv.KeyChain) -> kv.Lease:
+    lease = engine.pool.acquire(engine.pool.lookup(keys))
+    assert lease.chunks == CHUNKS
+    return lease
+
+
+def _copied(daemon: DeviceDaemon, engine: DeviceRankEngine, seed: int) -> kv.KeyChain:
     """A prompt with a copy of all that a hit needs: the first load opens the device, and the next lease has copies made."""
-    assert group_sizes.save_part(daemon, group_sizes.shares_of(1)[0], seed).stored == CHUNKS + WINDOWS
-    keys = group_sizes.keys_of(engine.pool, seed)
+    with daemon.connect(LAYOUT) as whole:
+        keys = prompt(whole, seed)
+        assert store(whole, keys).stored == CHUNKS + WINDOWS
     for _ in range(2):
-        lease = engine.lease(keys)
-        with lease:
-            engine.assert_loads(keys, lease)
+        engine.clear()
+        engine.assert_loads(keys)
     daemon.wait_for_copies(CHUNKS + WINDOWS)
     return keys
 
@@ -74,24 +69,26 @@ def _corrupt(lease: kv.Lease) -> None:
 
 @pytest.mark.parametrize(("size", "rank"), [(1, 0), (4, 2)])
 def test_what_a_hit_needs_is_loaded_from_copies_alone(daemon: DeviceDaemon, size: int, rank: int) -> None:
-    engine = GroupEngine(daemon, group_sizes.shares_of(size)[rank])
+    engine = _engine(daemon, size, rank)
     keys = _copied(daemon, engine, 1)
-    lease = engine.lease(keys)
+    lease = _lease(engine, keys)
     with lease:
         assert set(lease.tiers.tolist()) == {kv.Level.HBM}
         _corrupt(lease)
-        engine.assert_loads(keys, lease)
+        engine.clear()
+        assert engine.load(lease).chunks == CHUNKS
+        engine.assert_has(keys, lease.ranges)
         _corrupt(lease)
     engine.pool.close()
     assert daemon.problems() == []
 
 
 def test_copies_are_asked_for_by_row_of_the_lease(daemon: DeviceDaemon) -> None:
-    engine = GroupEngine(daemon, group_sizes.shares_of(1)[0])
+    engine = _engine(daemon)
     keys = _copied(daemon, engine, 3)
     session = engine.pool._link.session
     assert session is not None
-    lease = engine.lease(keys)
+    lease = _lease(engine, keys)
     with lease:
         whole = session.call(dm.FindCopies(lease.hold.id, 0), dm.Copies)
         for first in (0, 1, CHUNKS - 1, CHUNKS, CHUNKS + 1, CHUNKS + WINDOWS):

@@ -1,8 +1,6 @@
 """A daemon that answers nothing: every call of every thread of a Pool ends within its own deadline."""
 
-import contextlib
 import itertools
-import os
 import signal
 import socket
 import threading
@@ -17,6 +15,7 @@ import kvpool_client as kv
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
+from tests.rigs.greeter import Greeter
 from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, payload_of, store, tokens_of
 
 pytestmark = pytest.mark.timed
@@ -55,54 +54,9 @@ def _verbs(pool: kv.Pool, hit: kv.Hit, seed: int) -> Iterator[tuple[str, Callabl
     yield "events", lambda: pool.events().events
 
 
-class Impostor:
-    """Greets as the daemon behind it does, and then reads nothing, or answers each read with half a frame."""
-
-    def __init__(self, directory: Path, daemon: Daemon, *, is_reading: bool) -> None:
-        self.path = str(directory / "impostor.sock")
-        self._daemon = daemon
-        self._is_reading = is_reading
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> "Impostor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for one in self._open:
-            one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for one in [*self._open, self._listener]:
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:
-                return
-            self._open.append(accepted)
-            self._threads.append(threading.Thread(target=self._serve, args=(accepted,)))
-            self._threads[-1].start()
-
-    def _serve(self, accepted: socket.socket) -> None:
-        behind = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        behind.connect(self._daemon.socket)
-        self._open.append(behind)
-        behind.sendall(accepted.recv(65536))
-        welcome, fds, _, _ = socket.recv_fds(behind, 65536, 2)
-        socket.send_fds(accepted, [welcome], fds)
-        for fd in fds:
-            os.close(fd)
-        with contextlib.suppress(ConnectionError):  # the client has given up and closed its connection
-            while self._is_reading and accepted.recv(65536):
-                accepted.sendall(frames.LENGTH.pack(100) + b"\x97" + bytes([m.Leased.KIND]))
+def _answer_with_half_a_frame(client: socket.socket) -> None:
+    while client.recv(65536):
+        client.sendall(frames.LENGTH.pack(100) + b"\x97" + bytes([m.Leased.KIND]))
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -164,11 +118,11 @@ def test_a_hung_daemon_delays_no_thread_beyond_its_own_deadline(daemon: Daemon, 
 
 
 @pytest.mark.parametrize("threads", [1, 16])
-@pytest.mark.parametrize("is_reading", [False, True], ids=["reads nothing", "answers half a frame"])
+@pytest.mark.parametrize("serve", [lambda _: None, _answer_with_half_a_frame], ids=["reads nothing", "half a frame"])
 def test_a_peer_that_never_answers_delays_no_thread_beyond_its_own_deadline(
-    daemon: Daemon, tmp_path: Path, threads: int, is_reading: bool
+    daemon: Daemon, tmp_path: Path, threads: int, serve: Callable[[socket.socket], None]
 ) -> None:
-    with Impostor(tmp_path, daemon, is_reading=is_reading) as impostor:
+    with Greeter(tmp_path, daemon, serve=serve) as impostor:
         with kv.connect(impostor.path, model="test-model", layout=SMALL, timeout_s=TIMEOUT_S) as pool:
             keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
             with daemon.connect() as good:

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ import kvpool_client as kv
 from kvpool_client.connection import link
 from kvpool_client.connection.session import Session
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.greeter import Greeter
 from tests.rigs.payload import tokens_of
 
 LOGGER = "kvpool_client.connection.session_log"
@@ -22,57 +22,6 @@ TIMEOUT_S = 0.05
 # Longer than a request's time, and much shorter than the link's thread waits.
 LATE_S = 20 * TIMEOUT_S
 JOIN_S = 120.0
-
-
-class LateGreeter:
-    """Passes the daemon's welcome on, long after a client has connected."""
-
-    def __init__(self, directory: Path, daemon: Daemon) -> None:
-        self.path = str(directory / "late.sock")
-        self._daemon = daemon
-        self._is_over = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> "LateGreeter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for one in [*self._open, self._listener]:
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:
-                return
-            self._open.append(accepted)
-            self._threads.append(threading.Thread(target=self._greet, args=(accepted,)))
-            self._threads[-1].start()
-
-    def _greet(self, accepted: socket.socket) -> None:
-        self._is_over.wait(LATE_S)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as behind:
-            behind.connect(self._daemon.socket)
-            behind.sendall(accepted.recv(65536))
-            welcome, fds, _, _ = socket.recv_fds(behind, 65536, 3)
-            try:
-                socket.send_fds(accepted, [welcome], fds)
-            except OSError:
-                return  # the client has given up
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            self._is_over.wait()
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -154,11 +103,13 @@ def test_the_line_names_the_request_that_was_not_answered(daemon: Daemon, caplog
 
 
 def test_a_daemon_that_greets_later_than_a_request_may_take_is_reached(daemon: Daemon, tmp_path: Path) -> None:
+    is_over = threading.Event()
     with (
-        LateGreeter(tmp_path, daemon) as late,
+        Greeter(tmp_path, daemon, before=lambda: is_over.wait(LATE_S)) as late,
         kv.connect(late.path, model="test-model", layout=SMALL, timeout_s=TIMEOUT_S) as pool,
     ):
         wait_until(lambda: pool.connected, "it is reached")
+        is_over.set()
 
 
 def test_a_pool_is_closed_while_it_waits_for_a_welcome(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

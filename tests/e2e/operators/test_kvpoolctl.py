@@ -11,8 +11,10 @@ import kvpool_native
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
+from tests.rigs import prompts
 from tests.rigs.daemon import SMALL, Daemon, Start
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
+from tests.rigs.layouts import CHUNK, HYBRID
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
 
@@ -213,3 +215,19 @@ def test_a_model_that_there_is_not_is_a_failure_that_lists_those_that_there_are(
         assert unknown.exit_code == 1
         assert "there is no model llama; models are llama@5f0b, qwen (" in unknown.stderr
         assert ctl(daemon, "flush", "--model", "qwen", "--yes").stdout.startswith("dropped 0 ")
+
+
+def test_why_names_the_group_and_where_windows_are_stored(daemon: Daemon, tmp_path: Path) -> None:
+    tokens = tokens_of(1, 4 * CHUNK + 1)
+    with daemon.connect(HYBRID) as pool:
+        assert prompts.store(pool, pool.keys(tokens)).declined == 0
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps(tokens.tolist()))
+    done = ctl(daemon, "why", "--tokens-file", str(prompt))
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 * 4
+    assert sum(line.startswith("full, chunk") and "stored in dram" in line for line in lines) == 4
+    windows = [line for line in lines if line.startswith("window 59, chunk")]
+    found = [("stored at boundaries only" in line, "stored in dram" in line) for line in windows]
+    assert found == [(True, False)] * 2 + [(False, True)] * 2

@@ -1,17 +1,20 @@
 """Daemons that the tests of a module share, one of each write mode; each test has a namespace of its own there."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import SMALL, WRITE_MODES, Daemon
+from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.layouts import CASES, Case
+from tests.rigs.module_daemons import module_daemon, module_daemons
+from tests.rigs.prompts import Ranks
 
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 # Of a call, a load or a save: none of them is to end by it.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 NUMBERS = count()
 
 
@@ -26,18 +29,19 @@ class Shared:
         return self.daemon.connect(layout, **{"model": self.model, "timeout_s": TIMEOUT_S, **arguments})
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Daemon]]:
-    """A daemon of each write mode, begun before a test changes the environment: so they are forked."""
-    with ExitStack() as stack:
-        daemons = {
-            mode: stack.enter_context(Daemon(tmp_path_factory.mktemp(mode), **options))
-            for mode, options in WRITE_MODES.items()
-        }
-        yield daemons
-        assert {mode: daemon.problems() for mode, daemon in daemons.items()} == {mode: [] for mode in WRITE_MODES}
+@pytest.fixture
+def shared(module_daemon: Daemon) -> Shared:
+    return Shared(module_daemon, f"model-{next(NUMBERS)}")
 
 
 @pytest.fixture
-def shared(started: dict[str, Daemon], write_mode: str) -> Shared:
-    return Shared(started[write_mode], f"model-{next(NUMBERS)}")
+def case(request: pytest.FixtureRequest) -> Case:
+    """The row of the table of layouts that a test marked with `over` is run for."""
+    return CASES[str(getattr(request, "param", "plain"))]
+
+
+@pytest.fixture
+def ranks(case: Case, shared: Shared) -> Iterator[Ranks]:
+    """The ranks of the row, connected."""
+    with Ranks(case, shared.connect) as made:
+        yield made

@@ -3,11 +3,10 @@
 The device is the emulated driver's; the tests marked `gpu` run the first of them with torch on CUDA.
 """
 
-import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +18,15 @@ from tests.e2e.pool.conftest import TIMEOUT_S, Shared
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.device import emulated
 from tests.rigs.device.engine import DeviceKv, engine_stream, use_emulated_driver
-from tests.rigs.payload import payload_of, store, tokens_of
+from tests.rigs.payload import payload_of, tokens_of
+from tests.rigs.prompts import load, prompt, store
+from tests.rigs.runs.children import assert_in_child
 
 LAYOUT = kv.Layout(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
+LATENT = replace(LAYOUT, kv_heads=1, planes=1)
 PACKED = kv.Layout(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32, format="mine", block_tokens=16)
 BLOCKS, CHUNKS = 24, 6
-FORMS = {"kv_first": LAYOUT, "block_first": LAYOUT, "packed": PACKED}
+FORMS = {"kv_first": LAYOUT, "block_first": LAYOUT, "packed": PACKED, "mla": LATENT}
 CUDA_ERROR_UNKNOWN = 999
 GPU_DEVICE = Path("/dev/nvidiactl")
 # What a load or a save calls; none of them may raise into the engine.
@@ -34,9 +36,15 @@ CALLS = (
 )
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
+@pytest.fixture(autouse=True)
+def device(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[kvpool_native.Device | None]:
     """The first of two emulated devices. When the test has ended, nothing is left of what it took."""
+    assert shared.daemon.is_running, "begun before the environment changes, it is forked"
+    if request.node.get_closest_marker("gpu"):
+        yield None
+        return
     use_emulated_driver(monkeypatch)
     yield open_device("cuda:0")
     emulated.order("clear 1")
@@ -47,59 +55,46 @@ def _ids(seed: int, chunks: int = CHUNKS) -> list[int]:
     return ids
 
 
-def _rows(pool: kv.Pool, keys: kv.KeyChain) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """All chunks, as the native path loads them into host memory."""
+def _assert_stored(pool: kv.Pool, keys: kv.KeyChain, rows: list[bytes]) -> None:
+    """The native path loads these chunks into host memory."""
     with pool.acquire(pool.lookup(keys)) as lease:
-        into = np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)
-        assert pool.load(lease, into=into).wait().chunks == len(keys)
-    return into
+        result, (found,) = load(pool, lease)
+    assert result.chunks == len(rows)
+    assert [row.tobytes() for row in found] == rows
+
+
+def _right(keys: kv.KeyChain, layout: kv.Layout = LAYOUT) -> list[bytes]:
+    """What chunks with these keys have."""
+    return [row.tobytes() for row in payload_of(keys, layout)]
 
 
 @in_both_write_modes
 @pytest.mark.parametrize("form", FORMS)
-def test_chunks_of_host_memory_load_onto_a_device_and_are_saved_from_there(
-    device: kvpool_native.Device, shared: Shared, form: str
-) -> None:
+def test_chunks_of_host_memory_load_onto_a_device_and_are_saved_from_there(shared: Shared, form: str) -> None:
     layout = FORMS[form]
     with shared.connect(layout) as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * 32))
+        keys = prompt(pool, 1, CHUNKS, tail=0)
         store(pool, keys)
         engine = DeviceKv(layout, form, BLOCKS)
         cache = pool.register(engine.arrays, 16, engine.register_form)
         assert cache.device == "cuda:0"
         ids = _ids(2)
-        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as load:
-            assert [load.wait_layer(layer) for layer in range(4)] == [True] * 4
-            assert load.wait() == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
-        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, layout)]
+        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as begun:
+            assert [begun.wait_layer(layer) for layer in range(4)] == [True] * 4
+            assert begun.wait() == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
+        assert engine.chunks(ids, CHUNKS) == _right(keys, layout)
         again = pool.keys(tokens_of(1, CHUNKS * 32), salt=b"again")
         with pool.save(again, cache, ids) as save:
             for layer in (3, 1, 0, 2):
                 save.layer(layer)
             assert save.commit().stored == CHUNKS
-        assert np.array_equal(_rows(pool, again), payload_of(keys, layout))
+        _assert_stored(pool, again, _right(keys, layout))
     assert shared.daemon.problems() == []
 
 
-@in_both_write_modes
-def test_one_plane_is_enough(device: kvpool_native.Device, shared: Shared) -> None:
-    layout = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="bfloat16", chunk_tokens=32, planes=1)
-    with shared.connect(layout) as pool:
-        keys = pool.keys(tokens_of(3, 3 * 32))
-        store(pool, keys)
-        engine = DeviceKv(layout, "mla", BLOCKS)
-        cache, ids = pool.register(engine.arrays, 16), [5, 4, 3, 2, 1, 0]
-        with pool.acquire(pool.lookup(keys)) as lease:
-            assert pool.load(lease, cache, ids).wait().chunks == 3
-        assert engine.chunks(ids, 3) == [row.tobytes() for row in payload_of(keys, layout)]
-        again = pool.keys(tokens_of(3, 3 * 32), salt=b"again")
-        assert pool.save(again, cache, ids).commit().stored == 3
-        assert np.array_equal(_rows(pool, again), payload_of(keys, layout))
-
-
-def test_skipped_blocks_are_not_written(device: kvpool_native.Device, shared: Shared) -> None:
+def test_skipped_blocks_are_not_written(shared: Shared) -> None:
     with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(4, 3 * 32))
+        keys = prompt(pool, 4, 3, tail=0)
         store(pool, keys)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         with pool.acquire(pool.lookup(keys)) as lease:
@@ -111,12 +106,10 @@ def test_skipped_blocks_are_not_written(device: kvpool_native.Device, shared: Sh
         assert all(layer[:, 7].any() for layer in layers)
 
 
-def test_chunks_of_several_leases_are_loaded_at_once_into_host_memory_alone(
-    device: kvpool_native.Device, shared: Shared
-) -> None:
+def test_chunks_of_several_leases_are_loaded_at_once_into_host_memory_alone(shared: Shared) -> None:
     """Their copies in the device tier would have to be asked for lease by lease."""
     with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(21, 32))
+        keys = prompt(pool, 21, 1, tail=0)
         store(pool, keys)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         cache = pool.register(engine.arrays, 16, "kv_first")
@@ -127,28 +120,14 @@ def test_chunks_of_several_leases_are_loaded_at_once_into_host_memory_alone(
         pool.separate.release(leases)
 
 
-def test_a_corrupt_chunk_shortens_the_load(device: kvpool_native.Device, shared: Shared) -> None:
-    with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(5, 4 * 32))
-        store(pool, keys)
-        lease = pool.acquire(pool.lookup(keys))
-        assert lease.hold.session is not None
-        lease.hold.session.arena.view()[int(lease.hold.rows.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
-        engine, ids = DeviceKv(LAYOUT, "kv_first", BLOCKS), _ids(6, 4)
-        result = pool.load(lease, pool.register(engine.arrays, 16, "kv_first"), ids).wait()
-        assert result == kv.LoadResult(2, 64, "checksum")
-        assert engine.chunks(ids, 4)[:2] == [row.tobytes() for row in payload_of(keys, LAYOUT)[:2]]
-        assert pool.lookup(keys).chunks == 2
-
-
 @in_both_write_modes
-def test_a_save_has_what_the_engine_had_queued(device: kvpool_native.Device, shared: Shared) -> None:
+def test_a_save_has_what_the_engine_had_queued(shared: Shared) -> None:
     """Each layer is written by the engine's stream, late, and announced at once."""
     emulated.order("delay_us 20000")
     with engine_stream() as stream, shared.connect(LAYOUT) as pool:
         engine = DeviceKv(LAYOUT, "block_first", BLOCKS, stream=stream)
         cache, ids = pool.register(engine.arrays, 16, "block_first"), _ids(7)
-        keys = pool.keys(tokens_of(7, CHUNKS * 32))
+        keys = prompt(pool, 7, CHUNKS, tail=0)
         layers = engine.random_layers(7)
         with pool.save(keys, cache, ids) as save:
             for layer in (2, 0, 3, 1):
@@ -156,14 +135,14 @@ def test_a_save_has_what_the_engine_had_queued(device: kvpool_native.Device, sha
                 save.layer(layer)
             assert save.commit().stored == CHUNKS
         rows = [engine.chunk(layers, ids[2 * chunk : 2 * chunk + 2]) for chunk in range(CHUNKS)]
-        assert [row.tobytes() for row in _rows(pool, keys)] == rows
+        _assert_stored(pool, keys, rows)
 
 
-def test_a_load_waits_for_what_the_engine_had_queued(device: kvpool_native.Device, shared: Shared) -> None:
+def test_a_load_waits_for_what_the_engine_had_queued(shared: Shared) -> None:
     """Blocks that the engine's queued work still writes are loaded after it."""
     emulated.order("delay_us 20000")
     with engine_stream() as stream, shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(8, CHUNKS * 32))
+        keys = prompt(pool, 8, CHUNKS, tail=0)
         store(pool, keys)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS, stream=stream)
         cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(8)
@@ -172,12 +151,12 @@ def test_a_load_waits_for_what_the_engine_had_queued(device: kvpool_native.Devic
             for array, values in zip(engine.arrays, layers, strict=True):
                 stream.write(array, values)
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
-        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+        assert engine.chunks(ids, CHUNKS) == _right(keys)
 
 
-def test_after_a_cancel_no_byte_is_written(device: kvpool_native.Device, shared: Shared) -> None:
+def test_after_a_cancel_no_byte_is_written(shared: Shared) -> None:
     with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(9, CHUNKS * 32))
+        keys = prompt(pool, 9, CHUNKS, tail=0)
         store(pool, keys)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(9)
@@ -197,22 +176,10 @@ def test_after_a_cancel_no_byte_is_written(device: kvpool_native.Device, shared:
             assert [layer.tobytes() for layer in engine.read()] == seen
 
 
-@in_both_write_modes
-def test_an_aborted_save_stores_nothing(device: kvpool_native.Device, shared: Shared) -> None:
-    with shared.connect(LAYOUT) as pool:
-        engine = DeviceKv(LAYOUT, "block_first", BLOCKS)
-        cache = pool.register(engine.arrays, 16, "block_first")
-        keys = pool.keys(tokens_of(10, 4 * 32))
-        with pool.save(keys, cache, _ids(10, 4)) as save:
-            save.layer(0)
-        assert pool.lookup(keys).chunks == 0
-        wait_until(lambda: shared.daemon.stats()["reservations"] == 0, "the reservation has ended")
-
-
 def test_two_devices_are_two(device: kvpool_native.Device, shared: Shared) -> None:
     emulated.require_devices(2)
     with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(11, CHUNKS * 32))
+        keys = prompt(pool, 11, CHUNKS, tail=0)
         store(pool, keys)
         other = open_device("cuda:1")
         assert open_device("cuda:0") is device
@@ -225,14 +192,14 @@ def test_two_devices_are_two(device: kvpool_native.Device, shared: Shared) -> No
             loads = [pool.load(lease, cache, of) for cache, of in zip(caches, ids, strict=True)]
             assert [load.wait().chunks for load in loads] == [CHUNKS, CHUNKS]
         for engine, of in zip(engines, ids, strict=True):
-            assert engine.chunks(of, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+            assert engine.chunks(of, CHUNKS) == _right(keys)
 
 
 @in_both_write_modes
 @pytest.mark.parametrize("numbers", [(1, 3, 0), pytest.param((2, 5, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_of_the_driver_that_fails_costs_a_load_or_a_save_and_no_more(
-    device: kvpool_native.Device, shared: Shared, name: str, numbers: tuple[int, ...]
+    shared: Shared, name: str, numbers: tuple[int, ...]
 ) -> None:
     with shared.connect(LAYOUT) as pool:
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
@@ -240,7 +207,7 @@ def test_a_call_of_the_driver_that_fails_costs_a_load_or_a_save_and_no_more(
         for number in numbers:
             keys = pool.keys(tokens_of(13, CHUNKS * 32), salt=b"%d" % number)
             store(pool, keys)
-            expected = [row.tobytes() for row in payload_of(keys, LAYOUT)]
+            expected = _right(keys)
             with pool.acquire(pool.lookup(keys)) as lease:
                 emulated.order(f"fail {name} {number} {CUDA_ERROR_UNKNOWN}")
                 result = pool.load(lease, cache, ids).wait()
@@ -260,19 +227,19 @@ def test_a_call_of_the_driver_that_fails_costs_a_load_or_a_save_and_no_more(
             assert stored in (0, CHUNKS)
             assert pool.lookup(again).chunks == stored
             assert pool.save(again, cache, ids).commit().declined == 0
-            assert [row.tobytes() for row in _rows(pool, again)] == expected
+            _assert_stored(pool, again, expected)
 
 
-def test_a_new_daemon_is_used_without_registering_again(daemon: Daemon, device: kvpool_native.Device) -> None:
+def test_a_new_daemon_is_used_without_registering_again(daemon: Daemon) -> None:
     with daemon.connect(LAYOUT, timeout_s=TIMEOUT_S) as pool:
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(14)
-        keys = pool.keys(tokens_of(14, CHUNKS * 32))
+        keys = prompt(pool, 14, CHUNKS, tail=0)
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
         emulated.order("hang 1")
         load = pool.load(lease, cache, ids)
-        save = pool.save(pool.keys(tokens_of(15, CHUNKS * 32)), cache, ids)
+        save = pool.save(prompt(pool, 15, CHUNKS, tail=0), cache, ids)
         save.layer(0)
         daemon.kill()
         emulated.order("hang 0")
@@ -283,42 +250,39 @@ def test_a_new_daemon_is_used_without_registering_again(daemon: Daemon, device: 
         assert save.commit().stored == 0
         result = load.wait()
         if result.chunks:  # what was leased stays mapped, and nobody reuses it
-            assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+            assert engine.chunks(ids, CHUNKS) == _right(keys)
         wait_connected(pool)
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
-        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+        assert engine.chunks(ids, CHUNKS) == _right(keys)
 
 
-def test_a_forked_child_takes_nothing_and_disturbs_nobody(device: kvpool_native.Device, shared: Shared) -> None:
+def test_a_forked_child_takes_nothing_and_disturbs_nobody(shared: Shared) -> None:
     with shared.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(16, CHUNKS * 32))
+        keys = prompt(pool, 16, CHUNKS, tail=0)
         store(pool, keys)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(16)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
-            child = os.fork()
-            if not child:
-                try:
-                    missed = pool.load(lease, cache, ids).wait().chunks == 0
-                    declined = pool.save(pool.keys(tokens_of(17, 64)), cache, [0, 1, 2, 3]).commit().stored == 0
-                except BaseException:
-                    missed = declined = False
-                os._exit(0 if missed and declined else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert_in_child(
+                lambda: (
+                    pool.load(lease, cache, ids).wait().chunks == 0
+                    and pool.save(pool.keys(tokens_of(17, 64)), cache, [0, 1, 2, 3]).commit().stored == 0
+                )
+            )
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
-        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+        assert engine.chunks(ids, CHUNKS) == _right(keys)
 
 
 @in_both_write_modes
-def test_nothing_stays_registered_or_allocated(device: kvpool_native.Device, shared: Shared) -> None:
+def test_nothing_stays_registered_or_allocated(shared: Shared) -> None:
     pool = shared.connect(LAYOUT)
     engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
     before = emulated.live()
     cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(18)
-    keys = pool.keys(tokens_of(18, CHUNKS * 32))
+    keys = prompt(pool, 18, CHUNKS, tail=0)
     assert pool.save(keys, cache, ids).commit().stored == CHUNKS
     with pool.acquire(pool.lookup(keys)) as lease:
         assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
@@ -342,16 +306,16 @@ def test_chunks_load_into_torch_tensors_on_a_gpu_and_are_saved_from_there(daemon
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device here")
     with daemon.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * 32))
+        keys = prompt(pool, 1, CHUNKS, tail=0)
         store(pool, keys)
         axes = (2, BLOCKS) if form == "kv_first" else (BLOCKS, 2)
         layers = [torch.zeros((*axes, 16, 2, 16), dtype=torch.bfloat16, device="cuda") for _ in range(4)]
         cache, ids = pool.register(layers, 16, form), _ids(2)
-        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as load:
-            assert [load.wait_layer(layer) for layer in range(4)] == [True] * 4
+        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as begun:
+            assert [begun.wait_layer(layer) for layer in range(4)] == [True] * 4
         again = pool.keys(tokens_of(1, CHUNKS * 32), salt=b"again")
         with pool.save(again, cache, ids) as save:
             for layer in (3, 1, 0, 2):
                 save.layer(layer)
             assert save.commit().stored == CHUNKS
-        assert np.array_equal(_rows(pool, again), payload_of(keys, LAYOUT))
+        _assert_stored(pool, again, _right(keys))

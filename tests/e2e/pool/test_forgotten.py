@@ -5,7 +5,6 @@ Others get what was held at once, and nothing else of the engine's connection en
 
 import contextlib
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,11 +21,13 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
+from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
-from tests.rigs.groups.hybrid import HYBRID, begin_store
-from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+from tests.rigs.layouts import over
+from tests.rigs.payload import assert_right_bytes, payload_of
+from tests.rigs.prompts import CHUNKS, Ranks, assert_loads, assert_served, begin, begin_load, prompt, store
+from tests.rigs.runs.children import assert_in_child
 
-CHUNKS = 4
 TTL, OVERDUE_S = "1s", 7
 
 
@@ -37,53 +38,44 @@ def pool(daemon: Daemon) -> Iterator[kv.Pool]:
         yield pool
 
 
-def keys_of(pool: kv.Pool, seed: int, chunks: int = CHUNKS) -> kv.KeyChain:
-    return pool.keys(tokens_of(seed, chunks * pool.layout.chunk_tokens))
-
-
 def let_go(held: list[object]) -> None:
     """Forget what an engine has."""
     held.clear()
     gc.collect()
 
 
-def fail_before_the_pass(pool: kv.Pool, seed: int) -> None:
-    """An engine's step that saves, and fails before it has computed what it saves."""
-    keys = keys_of(pool, seed)
-    save = pool.save(keys, from_=payload_of(keys, pool.layout))
-    save.layer(0)
-    raise RuntimeError("the pass has failed")
+def step(pool: kv.Pool, keys: kv.KeyChain) -> None:
+    """An engine's step that saves, and fails before it has computed what it saves; the engine goes on."""
 
+    def fail_before_the_pass() -> None:
+        save = begin(pool, keys)
+        save.layer(0)
+        raise RuntimeError("the pass has failed")
 
-def step(pool: kv.Pool, seed: int) -> None:
-    """It, in an engine that goes on."""
     with contextlib.suppress(RuntimeError):
-        fail_before_the_pass(pool, seed)
+        fail_before_the_pass()
     gc.collect()
 
 
 @in_both_write_modes
-def test_a_save_that_an_exception_left_is_free_for_another_client_at_once(daemon: Daemon, pool: kv.Pool) -> None:
-    with daemon.connect(timeout_s=20.0) as other:
-        wait_connected(other)
-        with pytest.warns(ResourceWarning, match="Save 4 chunks.*neither committed nor aborted"):
-            step(pool, 1)
-        wait_until(lambda: daemon.stats()["reservations"] == 0, "the save has ended")
-        keys = keys_of(other, 1)
-        result = store(other, keys)
-        assert (result.stored, result.declined) == (CHUNKS, 0)
-        loaded, into = load_all(pool, keys)
-        assert_right_bytes(keys, SMALL, loaded, into)
-        assert (loaded.chunks, pool.connected) == (CHUNKS, True)
-        assert pool.stats()["declined_aborted"] == CHUNKS
-    stats = daemon.stats()
+@over("plain", "hybrid", "divided")
+def test_a_save_that_an_exception_left_is_free_for_another_client_at_once(ranks: Ranks, shared: Shared) -> None:
+    with shared.connect(ranks.layout) as other:
+        pool, keys = ranks.first, ranks.prompt(1)
+        wanted = ranks.needed(keys)
+        with pytest.warns(ResourceWarning, match=f"Save {wanted} chunks.*neither committed nor aborted"):
+            step(pool, keys)
+        wait_until(lambda: shared.daemon.stats()["reservations"] == 0, "the save has ended")
+        assert store(other, keys).stored == wanted
+        ranks.assert_served(keys)
+        assert (pool.connected, pool.stats()["declined_aborted"]) == (True, wanted)
+    stats = shared.daemon.stats()
     assert (stats["expired_reservations"], stats["dram.zombie_slots"]) == (0, 0)
-    assert daemon.problems() == []
 
 
 def test_a_save_that_was_committed_or_aborted_is_collected_without_a_word(daemon: Daemon, pool: kv.Pool) -> None:
-    assert store(pool, keys_of(pool, 1)).stored == CHUNKS
-    keys = keys_of(pool, 2)
+    assert store(pool, prompt(pool, 1)).stored == CHUNKS
+    keys = prompt(pool, 2)
     rows = payload_of(keys, SMALL)
     pool.save(keys, from_=rows).abort()
     background = pool.save(keys, from_=rows)
@@ -97,25 +89,28 @@ def test_a_save_that_was_committed_or_aborted_is_collected_without_a_word(daemon
 
 
 @in_both_write_modes
-def test_a_lease_that_nobody_has_is_released_and_its_load_writes_nothing_more(daemon: Daemon, pool: kv.Pool) -> None:
-    keys = keys_of(pool, 1, 64)
-    store(pool, keys)
+@over("plain", "hybrid", "divided")
+def test_a_lease_that_nobody_has_is_released_and_its_load_writes_nothing_more(ranks: Ranks, shared: Shared) -> None:
+    pool, keys = ranks.first, ranks.prompt(1, 64)
+    ranks.store(keys)
     lease = pool.acquire(pool.lookup(keys))
-    into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
-    held: list[object] = [pool.load(lease, into=into), lease]
-    del lease
-    with pytest.warns(ResourceWarning, match="Lease .* live, 64 chunks.*never released"):
+    load, into = begin_load(pool, lease)
+    held: list[object] = [load, lease]
+    del lease, load
+    with pytest.warns(ResourceWarning, match="Lease .* live, 64 chunks.*never released") as warned:
         let_go(held)
-    wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
-    into[:] = 7
-    assert daemon.stats()["pins"] == 0
-    assert (into == 7).all(), "the load had ended before the lease had"
+    assert len(warned) == 1, "the rows of each group end with the whole lease"
+    wait_until(lambda: shared.daemon.stats()["leases"] == 0, "the lease has ended")
+    for rows in into:
+        rows[:] = 7
+    assert shared.daemon.stats()["pins"] == 0
+    assert all((rows == 7).all() for rows in into), "the load had ended before the lease had"
     assert pool._link._leases_in_use == {}
-    assert load_all(pool, keys)[0].chunks == 64
+    ranks.assert_served(keys, 64)
 
 
 def test_a_load_that_nobody_has_goes_on_for_who_has_its_lease(pool: kv.Pool) -> None:
-    keys = keys_of(pool, 1)
+    keys = prompt(pool, 1)
     store(pool, keys)
     with pool.acquire(pool.lookup(keys)) as lease:
         into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
@@ -125,18 +120,17 @@ def test_a_load_that_nobody_has_goes_on_for_who_has_its_lease(pool: kv.Pool) -> 
 
 
 def test_leased_memory_that_nobody_has_is_renewed_no_longer(daemon: Daemon, pool: kv.Pool) -> None:
-    keys = keys_of(pool, 1)
+    keys = prompt(pool, 1)
     store(pool, keys)
     lease = pool.acquire(pool.lookup(keys))
     held: list[object] = [pool.leased_memory(lease)]
     assert len(pool._link._leases_in_use) == 1
-    with pytest.warns(ResourceWarning, match="LeasedMemory 4 chunks, open.*never closed") as warned:
+    with pytest.warns(ResourceWarning, match="LeasedMemory 6 chunks, open.*never closed") as warned:
         let_go(held)
     assert len(warned) == 1
     wait_until(lambda: pool._link._leases_in_use == {}, "nothing is renewed")
-    assert load_all(pool, keys)[0].chunks == CHUNKS
-    into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
-    assert pool.load(lease, into=into).wait().reason == "complete", "the lease is its caller's"
+    assert_served(pool, keys, CHUNKS)
+    assert_loads(pool, keys, lease)  # the lease is its caller's
     lease.release()
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
 
@@ -148,8 +142,8 @@ def test_a_save_that_is_collected_in_a_cycle_writes_nothing_after_the_connection
     session = pool._link.session
     assert session is not None
     monkeypatch.setattr(pool._link._endings, "end_waiting", lambda: None)
-    keys = keys_of(pool, 1)
-    save: Any = pool.save(keys, from_=payload_of(keys, SMALL))
+    keys = prompt(pool, 1)
+    save: Any = begin(pool, keys)
     save.itself = save
     held: list[object] = [save]
     del save
@@ -165,8 +159,8 @@ def test_saves_that_have_ended_are_held_by_nobody(pool: kv.Pool) -> None:
     session = pool._link.session
     assert session is not None
     for seed in range(2):
-        keys = keys_of(pool, seed)
-        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        keys = prompt(pool, seed)
+        save = begin(pool, keys)
         assert len(session._saves) == 1
         if seed:
             save.abort()
@@ -183,8 +177,8 @@ def test_a_late_save_ends_alone_while_the_end_of_something_forgotten_takes_long(
         wait_connected(pool)
         pool._link._endings.add_end(over.wait)  # as a load that a slow device cancels
         pool._link._wake()
-        keys = keys_of(pool, 1)
-        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        keys = prompt(pool, 1)
+        save = begin(pool, keys)
         wait_until(lambda: "expired" in repr(save), "its time is over")
         over.set()
         assert save.commit().reasons == {"expired": CHUNKS}
@@ -196,7 +190,7 @@ def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callabl
     daemon = start_daemon(server__reservation_ttl=TTL)
     with daemon.connect(timeout_s=20.0) as pool:
         wait_connected(pool)
-        keys = keys_of(pool, 1)
+        keys = prompt(pool, 1)
         memory: Any = payload_of(keys, SMALL).copy()
         kept = weakref.ref(memory)
         if end == "expires":
@@ -220,7 +214,7 @@ def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callabl
 
 
 def test_leases_of_many_chains_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:
-    chains = [keys_of(pool, seed, 1) for seed in (1, 2, 3)]
+    chains = [prompt(pool, seed, 1) for seed in (1, 2, 3)]
     for keys in chains:
         store(pool, keys)
     leases = pool.separate.acquire(pool.separate.lookup(chains))
@@ -232,51 +226,29 @@ def test_leases_of_many_chains_are_each_released(daemon: Daemon, pool: kv.Pool) 
     wait_until(lambda: daemon.stats()["leases"] == 0, "they have ended")
 
 
-def test_a_save_and_a_load_of_a_layout_with_groups_end_alike(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID, timeout_s=20.0) as pool:
-        wait_connected(pool)
-        keys = keys_of(pool, 1)
-        held: list[object] = [begin_store(pool, keys)]
-        with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
-            let_go(held)
-        wait_until(lambda: daemon.stats()["reservations"] == 0, "the saves have ended")
-        assert begin_store(pool, keys).commit().declined == 0
-        lease = pool.acquire(pool.lookup(keys))
-        into = [
-            np.zeros((len(chunks), part.chunk_bytes), np.uint8)
-            for chunks, part in zip(lease.ranges, HYBRID.group_layouts, strict=True)
-        ]
-        held = [pool.load(lease, into=into), lease]
-        del lease
-        with pytest.warns(ResourceWarning, match="never released") as warned:
-            let_go(held)
-        assert len(warned) == 1, "the rows of each group end with the whole lease"
-        wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
-    assert daemon.problems() == []
-
-
 def test_what_a_forked_child_or_a_closed_pool_leaves_ends_nothing_and_warns_of_nothing(
     daemon: Daemon, pool: kv.Pool
 ) -> None:
-    store(pool, keys_of(pool, 1))
-    keys = keys_of(pool, 2)
-    lease = pool.acquire(pool.lookup(keys_of(pool, 1)))
-    save = pool.save(keys, from_=payload_of(keys, SMALL))
-    child = os.fork()
-    if not child:
-        code = 1
-        with contextlib.suppress(BaseException):
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                del lease, save
-                gc.collect()
-            code = len(warned)
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store(pool, prompt(pool, 1))
+    keys = prompt(pool, 2)
+    lease = pool.acquire(pool.lookup(prompt(pool, 1)))
+    save = begin(pool, keys)
+    mine: list[object] = [lease, save]
+    del lease, save
+
+    def are_forgotten_in_silence() -> bool:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            let_go(mine)
+        return not warned
+
+    assert_in_child(are_forgotten_in_silence)
+    lease, save = cast(tuple[kv.Lease, kv.Save], mine)
+    mine.clear()
     stats = daemon.stats()
     assert (stats["leases"], stats["reservations"]) == (1, 1), "they are the parent's"
     assert save.commit().stored == CHUNKS
-    save = pool.save(keys_of(pool, 3), from_=payload_of(keys_of(pool, 3), SMALL))
+    save = begin(pool, prompt(pool, 3))
     pool.close()
     del lease, save
     gc.collect()  # a warning is an error here
@@ -287,12 +259,12 @@ ENDING = """
 import sys
 import kvpool_client as kv
 from tests.rigs.daemon import SMALL
-from tests.rigs.payload import payload_of, store, tokens_of
+from tests.rigs.prompts import begin, prompt, store
 
 pool = kv.connect(sys.argv[1], model="m", revision="1", layout=SMALL, timeout_s=20.0)
-keys, others = (pool.keys(tokens_of(seed, 4 * 32)) for seed in (1, 2))
+keys, others = (prompt(pool, seed, 4) for seed in (1, 2))
 store(pool, keys)
-lease, save = pool.acquire(pool.lookup(keys)), pool.save(others, from_=payload_of(others, SMALL))
+lease, save = pool.acquire(pool.lookup(keys)), begin(pool, others)
 print(lease.chunks)
 """
 
@@ -306,26 +278,26 @@ def test_an_interpreter_that_ends_with_saves_and_leases_ends_without_a_word(daem
 
 def test_a_finalizer_waits_for_no_lock_of_the_pool(pool: kv.Pool) -> None:
     """It may run in a thread that has any of them."""
-    keys = keys_of(pool, 1)
+    keys = prompt(pool, 1)
     session = pool._link.session
     assert session is not None
-    held: list[object] = [pool.save(keys, from_=payload_of(keys, SMALL))]
+    held: list[object] = [begin(pool, keys)]
     with pool._link._lock, session._turn, session._state, pytest.warns(ResourceWarning, match="aborted"):
         let_go(held)
     assert pool.connected
     wait_until(lambda: store(pool, keys).stored == CHUNKS, "the link finds it by itself")
 
 
-@in_both_write_modes
+@pytest.mark.parametrize("write_mode", ["in-place", pytest.param("copy", marks=pytest.mark.slow)], indirect=True)
 def test_a_reservation_that_ran_out_ends_alone(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__reservation_ttl=TTL)
     with daemon.connect(timeout_s=20.0) as pool, daemon.connect(timeout_s=20.0) as other:
         wait_connected(pool)
         wait_connected(other)
-        kept, late, free = (keys_of(pool, seed) for seed in (1, 2, 3))
+        kept, late, free = (prompt(pool, seed) for seed in (1, 2, 3))
         store(pool, kept)
         lease = pool.acquire(pool.lookup(kept))
-        save = pool.save(late, from_=payload_of(late, SMALL))
+        save = begin(pool, late)
         save.layer(0)
         epoch, since = pool.epoch, daemon.stats()["uptime_s"]
         wait_until(lambda: _stored(other, late), "others may save it when its time is over")
@@ -333,10 +305,7 @@ def test_a_reservation_that_ran_out_ends_alone(start_daemon: Callable[..., Daemo
         wait_until(lambda: daemon.stats()["uptime_s"] - since > OVERDUE_S, "the daemon's patience is over")
         assert (pool.connected, pool.epoch, pool.stats()["reconnects"]) == (True, epoch, 0)
         assert lease.hold.is_live
-        into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
-        result = pool.load(lease, into=into).wait()
-        assert (result.chunks, result.reason) == (CHUNKS, "complete")
-        assert_right_bytes(kept, SMALL, result, into)
+        assert_loads(pool, kept, lease)
         lease.release()
         wait_until(lambda: _stored(pool, free), "its other saves are served, within their time")
         for layer in (1, 2):
@@ -344,9 +313,7 @@ def test_a_reservation_that_ran_out_ends_alone(start_daemon: Callable[..., Daemo
         ended = save.commit()
         assert (ended.stored, dict(ended.reasons)) == (0, {"expired": CHUNKS})
         for keys in (late, free):
-            loaded, into = load_all(other, keys)
-            assert loaded.chunks == CHUNKS
-            assert_right_bytes(keys, SMALL, loaded, into)
+            assert_served(other, keys, CHUNKS)
     stats = daemon.stats()
     assert (stats["dram.zombie_slots"], stats["reservations"]) == (0, 0)
     assert stats["expired_reservations"] >= 1

@@ -14,10 +14,8 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool_client.connection.promise_line import FRAME_QUESTIONS, NOTHING, Promise, PromiseLine, Question
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.groups import hybrid
-from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
-
-CHUNKS = 6
+from tests.rigs.layouts import Case, over
+from tests.rigs.prompts import CHUNKS, Ranks, assert_loads, prompt, store
 
 
 @pytest.fixture
@@ -38,8 +36,8 @@ def promises(line: PromiseLine, questions: Sequence[Question]) -> list[Promise]:
 
 
 def stored_keys(pool: kv.Pool, seed: int) -> kv.KeyChain:
-    keys = pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens))
-    assert store(pool, keys).stored == CHUNKS
+    keys = prompt(pool, seed, tail=0)
+    assert store(pool, keys).declined == 0
     return keys
 
 
@@ -66,10 +64,8 @@ def test_many_hits_are_promised_together_and_loaded_by_others(daemon: Daemon, po
         assert daemon.stats()["tickets"] == len({promise.tickets for promise in found}) == count
         for number, promise in enumerate(found[:8]):
             with worker.claim(promise.tickets[0]) as lease:
-                into = payload_of(chains[0], SMALL) * 0
-                result = worker.load(lease, into=into).wait()
-                assert result.chunks == CHUNKS
-                assert_right_bytes(chains[number % 4], SMALL, result, into)
+                assert lease.chunks == CHUNKS
+                assert_loads(worker, chains[number % 4], lease)
             with worker.claim(promise.tickets[0]) as lease:
                 assert lease.chunks == 0, "a ticket is claimed once"
 
@@ -86,23 +82,10 @@ def test_each_promise_has_as_many_tickets_and_claims_as_the_line_was_opened_for(
     assert daemon.stats()["tickets"] == daemon.stats()["leases"] == 0
 
 
-def test_what_was_dropped_since_the_lookup_is_promised_as_far_as_it_is_there(daemon: Daemon, pool: kv.Pool) -> None:
-    part, gone = stored_keys(pool, 1), stored_keys(pool, 2)
-    hits = [pool.lookup(part), pool.lookup(gone)]
-    with daemon.admin() as admin:
-        admin.flush(None, None)
-    assert store(pool, pool.keys(tokens_of(1, 2 * SMALL.chunk_tokens))).stored == 2
-    with closing(pool.open_promise_line(1)) as line:
-        found = promises(line, [line.ask(hit) for hit in hits])
-        assert [promise.chunks for promise in found] == [2, 0]
-        assert found[1] is NOTHING
-        assert len(found[0].tiers) == 2
-
-
 def test_what_is_given_back_holds_nothing(daemon: Daemon, pool: kv.Pool) -> None:
     stored_keys(pool, 1)
     with daemon.connect(replace(SMALL, rank=None)) as scheduler, closing(scheduler.open_promise_line(2)) as line:
-        hit = scheduler.lookup(scheduler.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens)))
+        hit = scheduler.lookup(prompt(scheduler, 1, tail=0))
         assert hit.chunks == CHUNKS
         unsent, kept, answered = (line.ask(hit) for _ in range(3))
         line.give_back(unsent)
@@ -116,36 +99,29 @@ def test_what_is_given_back_holds_nothing(daemon: Daemon, pool: kv.Pool) -> None
         assert_nothing_held(line, daemon)
 
 
-def test_a_layout_with_groups_is_promised_whole_or_as_it_is_a_hit_now(daemon: Daemon) -> None:
-    with daemon.connect(hybrid.HYBRID, timeout_s=30.0) as pool, closing(pool.open_promise_line(1)) as line:
-        keys = pool.keys(tokens_of(1, CHUNKS * hybrid.CHUNK))
-        hybrid.store(pool, keys, [3, CHUNKS])
-        hit = pool.lookup(keys)
-        assert hit.chunks == CHUNKS
-        (promise,) = promises(line, [line.ask(hit)])
-        with pool.claim(promise.tickets[0]) as lease:
-            assert (lease.chunks, lease.tiers.tobytes()) == (CHUNKS, promise.tiers)
-            result, into = hybrid.load(pool, lease)
-            assert result.chunks == CHUNKS
-            expected = hybrid.payloads(keys, pool.layout, lease.ranges)
-            assert all((one == other).all() for one, other in zip(into, expected, strict=True))
-        with daemon.admin() as admin:
-            admin.flush(None, None)
-        hybrid.store(pool, pool.keys(tokens_of(1, 3 * hybrid.CHUNK)), [3])
-        gone = pool.keys(tokens_of(2, CHUNKS * hybrid.CHUNK))
-        hybrid.store(pool, gone, [CHUNKS])
-        lost = pool.lookup(gone)
-        with daemon.admin() as admin:
-            admin.flush(None, None)
-        hybrid.store(pool, pool.keys(tokens_of(1, 3 * hybrid.CHUNK)), [3])
-        found = promises(line, [line.ask(hit), line.ask(lost)])
-        assert [promise.chunks for promise in found] == [3, 0]
+@over("plain", "hybrid", "divided")
+def test_a_hit_is_promised_whole_or_as_it_is_a_hit_now(case: Case, daemon: Daemon) -> None:
+    with Ranks(case, daemon.connect) as ranks, daemon.connect(case.layout) as scheduler:
+        keys, gone = ranks.prompt(1), ranks.prompt(2)
+        ranks.store(keys, [3, CHUNKS])
+        ranks.store(gone)
+        hits = [scheduler.lookup(each) for each in (keys, gone)]
+        with closing(scheduler.open_promise_line(1, len(ranks.pools))) as line:
+            (promise,) = promises(line, [line.ask(hits[0])])
+            for pool in ranks.pools:
+                with pool.claim(promise.tickets[0]) as lease:
+                    assert (lease.chunks, lease.tiers.tobytes()) == (CHUNKS, promise.tiers)
+                    assert_loads(pool, keys, lease)
+            assert_nothing_held(line, daemon)
+            with daemon.admin() as admin:
+                admin.flush(None, None)
+            ranks.store(keys, [3], chunks=3)
+            found = promises(line, [line.ask(hit) for hit in hits])
+            assert [(promise.chunks, len(promise.tiers)) for promise in found] == [(3, 3), (0, 0)]
+            assert found[1] is NOTHING
 
 
-def test_a_killed_daemon_answers_with_nothing_and_the_next_one_promises_again(
-    start_daemon: Callable[..., Daemon],
-) -> None:
-    daemon = start_daemon()
+def test_a_killed_daemon_answers_with_nothing_and_the_next_one_promises_again(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=30.0) as pool, closing(pool.open_promise_line(1)) as line:
         keys = stored_keys(pool, 1)
         hit = pool.lookup(keys)
@@ -160,20 +136,6 @@ def test_a_killed_daemon_answers_with_nothing_and_the_next_one_promises_again(
             lambda: pool.connected and store(pool, keys).stored + store(pool, keys).present >= CHUNKS, "it is stored"
         )
         wait_until(lambda: promises(line, [line.ask(pool.lookup(keys))])[0].chunks == CHUNKS, "it is promised")
-
-
-def test_a_hung_daemon_is_waited_for_no_longer_than_a_round_trip_may_take(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon()
-    with daemon.connect(timeout_s=30.0) as pool:
-        hit = pool.lookup(stored_keys(pool, 1))
-    with daemon.connect(timeout_s=0.3) as pool, closing(pool.open_promise_line(1)) as line:
-        wait_until(lambda: pool.connected, "it is connected")
-        daemon.signal(signal.SIGSTOP)
-        question = line.ask(hit)
-        line.receive()
-        assert question.answer is None
-        assert promises(line, [question]) == [NOTHING]
-        daemon.signal(signal.SIGCONT)
 
 
 def test_a_request_for_more_than_an_answer_has_room_for_ends_the_connection(daemon: Daemon, pool: kv.Pool) -> None:
@@ -193,7 +155,7 @@ def test_a_question_longer_than_the_socket_takes_is_answered_while_it_is_waited_
     daemon = start_daemon(**{"dram.capacity": "64MiB"})
     tiny = kv.Layout(layers=1, kv_heads=1, head_dim=1, dtype="float16", chunk_tokens=1)
     with daemon.connect(tiny, timeout_s=60.0) as pool, closing(pool.open_promise_line(1)) as line:
-        keys = pool.keys(tokens_of(1, 8000))
+        keys = prompt(pool, 1, 8000, tail=0)
         assert store(pool, keys).stored == 8000
         question = line.ask(pool.lookup(keys))
         line.receive(60.0)
@@ -208,7 +170,7 @@ def test_tickets_that_have_no_room_are_refused_before_one_is_made_and_others_are
     tiny = kv.Layout(layers=1, kv_heads=1, head_dim=1, dtype="float16", chunk_tokens=1)
     chunks = 5000
     with daemon.connect(tiny, timeout_s=60.0) as pool:
-        keys = pool.keys(tokens_of(1, chunks))
+        keys = prompt(pool, 1, chunks, tail=0)
         assert store(pool, keys).stored == chunks
         hit = pool.lookup(keys)
         with closing(pool.open_promise_line(m.CLAIMS_MAX)) as greedy, closing(pool.open_promise_line(8)) as line:

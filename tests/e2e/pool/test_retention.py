@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import kvpool_client as kv
 from kvpool.types import Level
 from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import payload_of, store, tokens_of
+from tests.rigs.layouts import Case, over
+from tests.rigs.payload import payload_of, tokens_of
+from tests.rigs.prompts import prompt, store
 
 DRAM_CHUNKS = 40  # of which 30 %, 12, may be retained above the default priority
 CHAIN = 4
@@ -29,12 +32,11 @@ def small(start_daemon: Start) -> Daemon:
 
 
 def keys_of(pool: kv.Pool, number: int, chunks: int = CHAIN) -> kv.KeyChain:
-    return pool.keys(tokens_of(6000 + number, chunks * CHUNK_TOKENS))
+    return prompt(pool, 6000 + number, chunks, tail=0)
 
 
 def save(pool: kv.Pool, keys: kv.KeyChain, **options: Any) -> kv.SaveResult:
     result = pool.save(keys, from_=payload_of(keys, pool.layout), **options).commit()
-    assert result is not None
     assert result.declined == 0
     return result
 
@@ -47,16 +49,6 @@ def press(pool: kv.Pool, chains: int, first: int = 500) -> None:
 
 def present(pool: kv.Pool, keys: kv.KeyChain) -> int:
     return pool.lookup(keys).chunks
-
-
-def test_a_one_off_request_goes_first(small: Daemon) -> None:
-    with small.connect() as pool:
-        older, one_off = keys_of(pool, 1), keys_of(pool, 2)
-        save(pool, older)
-        save(pool, one_off, retention=[kv.TokenRange(0, None, 0)])
-        press(pool, DRAM_CHUNKS // CHAIN - 1)
-        assert (present(pool, older), present(pool, one_off)) == (CHAIN, 0)
-    assert small.problems() == []
 
 
 def test_a_system_prompt_outlives_everything_else(small: Daemon) -> None:
@@ -127,39 +119,21 @@ def test_retention_set_later_counts_from_then(small: Daemon) -> None:
     assert small.problems() == []
 
 
-def test_a_scheduler_retains_on_every_rank(small: Daemon) -> None:
-    base: dict[str, Any] = {
-        "layers": 3,
-        "kv_heads": 2,
-        "head_dim": 16,
-        "dtype": "float16",
-        "chunk_tokens": 32,
-        "world": 2,
-    }
-    tokens = tokens_of(9, CHAIN * 32)
-    ranks = [small.connect(kv.Layout(**base, rank=rank)) for rank in range(2)]
-    with small.connect(kv.Layout(**base, rank=None)) as scheduler:
-        keys = scheduler.keys(tokens)
-        store(ranks[0], ranks[0].keys(tokens))
-        assert scheduler.retain(keys, [kv.TokenRange(0, None, 100)]).absent == CHAIN
-        store(ranks[1], ranks[1].keys(tokens))
-        assert scheduler.retain(keys, [kv.TokenRange(0, None, 100)]).accepted == CHAIN
+@over("plain", "hybrid")
+def test_a_scheduler_retains_on_every_rank_and_of_every_group(case: Case, start_daemon: Start) -> None:
+    size = sum(part.stored_bytes * part.chunks_of(CHAIN) for part in case.layout.group_layouts)
+    daemon = start_daemon(dram__capacity=f"{DRAM_CHUNKS // CHAIN * size}B")
+    ranks = [daemon.connect(replace(case.layout, rank=rank, world=2)) for rank in range(2)]
+    with daemon.connect(replace(case.layout, rank=None, world=2)) as scheduler:
+        keys = prompt(scheduler, 9, CHAIN)
+        for rank, found in zip(ranks, ((0, CHAIN), (CHAIN, 0)), strict=True):
+            assert store(rank, prompt(rank, 9, CHAIN)).declined == 0
+            retained = scheduler.retain(keys, [kv.TokenRange(0, None, 100)])
+            assert (retained.accepted, retained.absent) == found
         press(ranks[0], 2 * DRAM_CHUNKS // CHAIN)
         assert present(scheduler, keys) == CHAIN
     for pool in ranks:
         pool.close()
-
-
-def test_a_retention_request_without_a_daemon_retains_nothing(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
-        keys = keys_of(pool, 1)
-        save(pool, keys)
-        daemon.kill()
-        wait_until(lambda: not pool.connected, "the daemon's end is seen")
-        assert pool.retain(keys, [kv.TokenRange(0)]).absent == CHAIN
-        assert pool.demote(keys).absent == CHAIN
-        report = pool.hint(_envelope("kv.pin"), keys)
-        assert (report.outcomes[0].status, report.outcomes[0].reason) == ("rejected", "the daemon is away")
 
 
 @pytest.mark.parametrize("call", ["save", "retain"])
@@ -223,30 +197,6 @@ def test_a_hint_beyond_the_share_is_clipped(small: Daemon) -> None:
         assert outcome.reason.startswith("8 chunks stay at the default priority")
         long = pool.hint(_envelope("kv.pin", payload={"end": 1, "duration": 1e6}), keys).outcomes[0]
         assert (long.status, long.reason) == ("clipped", "duration 1e+06 s is cut to 3600")
-
-
-def test_chunks_with_a_demote_hint_are_written_and_evicted_from_dram_first(start_daemon: Start, tmp_path: Path) -> None:
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
-        ssd__path=str(tmp_path / "ssd"),
-        ssd__capacity="64MiB",
-        ssd__watermark="1",
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool:
-        older, idle = keys_of(pool, 1), keys_of(pool, 2)
-        save(pool, older)
-        save(pool, idle)
-        assert daemon.stats()["ssd.chunks"] == 0
-        outcome = pool.hint(_envelope("kv.demote", payload={"start": CHUNK_TOKENS}), idle).outcomes[0]
-        assert outcome.status == "accepted"
-        wait_until(lambda: daemon.stats()["ssd.chunks"] == CHAIN, "the chain is written down")
-        assert pool.lookup(idle).tiers.tolist() == [Level.DRAM] * CHAIN
-        press(pool, DRAM_CHUNKS // CHAIN - 2)
-        save(pool, keys_of(pool, 3, 3))
-        assert pool.lookup(older).tiers.tolist() == [Level.DRAM] * CHAIN
-        assert pool.lookup(idle).tiers.tolist() == [Level.DRAM] + [Level.SSD] * (CHAIN - 1)
-    assert daemon.problems() == []
 
 
 def _run(daemon: Daemon, *arguments: str) -> Result:

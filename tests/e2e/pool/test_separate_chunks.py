@@ -9,13 +9,14 @@ import kvpool_client as kv
 from kvpool_client.connection.session import Session
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL, in_both_write_modes, wait_until
-from tests.rigs.payload import paged_layers, payload_of, read_chunk, store, tokens_of
+from tests.rigs.payload import paged_layers, payload_of, read_chunk
+from tests.rigs.prompts import flip, prompt, store
 
 BLOCKS = 2  # of a chunk
 
 
 def _chains(pool: kv.Pool, seed: int, lengths: Sequence[int]) -> list[kv.KeyChain]:
-    return [pool.keys(tokens_of(seed * 100 + number, length * 32)) for number, length in enumerate(lengths)]
+    return [prompt(pool, seed * 100 + number, length) for number, length in enumerate(lengths)]
 
 
 def _stored(pool: kv.Pool, seed: int, lengths: Sequence[int]) -> list[kv.KeyChain]:
@@ -73,8 +74,8 @@ def test_chunks_of_many_leases_are_loaded_by_one_load(shared: Shared) -> None:
 def test_a_lookup_of_many_ends_before_the_first_chain_that_is_not_whole_here(shared: Shared) -> None:
     with shared.connect() as pool:
         chains = _stored(pool, 2, [2, 1])
-        cut = pool.keys(tokens_of(299, 3 * 32))
-        assert pool.save(cut, from_=payload_of(cut, SMALL, 0, 2), chunks=2).commit().stored == 2
+        cut = prompt(pool, 299, 3)
+        assert store(pool, cut, chunks=2).stored == 2
         assert [hit.chunks for hit in pool.separate.lookup([*chains, cut, *chains])] == [2, 1]
         assert pool.separate.lookup([cut, *chains]) == []
         assert pool.separate.lookup([]) == []
@@ -86,8 +87,7 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk_of_its_own_lease(shared
     with shared.connect() as pool:
         chains = _stored(pool, 3, lengths)
         leases = pool.separate.acquire(pool.separate.lookup(chains))
-        assert leases[1].hold.session is not None
-        leases[1].hold.session.arena.view()[int(leases[1].hold.rows.offsets[1]) + 5] ^= 1
+        flip(leases[1], 1)
         engine = Engine(pool, 5)
         load = pool.separate.load(leases, engine.cache, engine.blocks(lengths))
         assert load.wait() == kv.LoadResult(2, 64, "checksum")
@@ -99,7 +99,7 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk_of_its_own_lease(shared
 def test_a_load_of_many_leases_ends_before_the_first_that_has_no_chunk(shared: Shared) -> None:
     with shared.connect() as pool:
         chains = _stored(pool, 4, [1, 1, 1])
-        absent = pool.keys(tokens_of(498, 32))
+        absent = prompt(pool, 498, 1)
         hits = pool.separate.lookup(chains)
         gone = kv.Hit(1, 32, hits[0].tiers, absent)
         leases = pool.separate.acquire([hits[0], gone, hits[1]])

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL
+from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.engine_daemons import (
     DEVICES,
@@ -41,12 +43,25 @@ def announced(pool: kv.Pool, keys: kv.KeyChain) -> None:
     until(lambda: pool.lookup(keys).chunks == len(keys), "the hint has come")
 
 
-def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
-    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+@contextmanager
+def stored_there(
+    directory: Path, layout: kv.Layout = SMALL, chunks: int = CHUNKS, **options: str
+) -> Iterator[tuple[Daemon, Daemon, kv.Pool, kv.KeyChain]]:
+    """Two connected daemons, a Pool on the second, and a chain that the first one has and the second one knows."""
+    with (
+        engine_daemons(directory, **options) as (owner, here),
+        owner.connect(layout) as there,
+        here.connect(layout) as pool,
+    ):
         connected(owner, here)
-        keys = chain_of(pool, SMALL, CHUNKS)
-        assert store(there, keys).stored == CHUNKS
+        keys = chain_of(pool, layout, chunks)
+        assert store(there, keys).stored == chunks
         announced(pool, keys)
+        yield owner, here, pool, keys
+
+
+def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
+    with stored_there(tmp_path) as (owner, here, pool, keys):
         assert set(pool.lookup(keys).tiers) == {Level.PEER}
         assert load(pool, keys, SMALL).reason == "complete"
         stats = here.stats()
@@ -57,11 +72,7 @@ def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
 
 
 def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> None:
-    with engine_daemons(tmp_path, **SLOW) as (owner, here), owner.connect(LARGE) as there, here.connect(LARGE) as pool:
-        connected(owner, here)
-        keys = chain_of(pool, LARGE, LARGE_CHUNKS)
-        store(there, keys)
-        announced(pool, keys)
+    with stored_there(tmp_path, LARGE, LARGE_CHUNKS, **SLOW) as (_, here, pool, keys):
         with pool.acquire(pool.lookup(keys)) as lease:
             into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
             running = pool.load(lease, into=into)
@@ -76,21 +87,16 @@ def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> 
 
 def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_a_hit(tmp_path: Path) -> None:
     """Its next life has the region elsewhere: what was known of the former one is stale."""
-    with engine_daemons(tmp_path, **SLOW) as (owner, here), here.connect(LARGE) as pool:
-        connected(owner, here)
-        keys = chain_of(pool, LARGE, LARGE_CHUNKS)
-        with owner.connect(LARGE) as there:
-            store(there, keys)
-            announced(pool, keys)
-            with pool.acquire(pool.lookup(keys)) as lease:
-                into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
-                running = pool.load(lease, into=into)
-                assert running.wait_layer(0, 20.0 * PATIENCE)
-                child = child_of(owner)
-                owner.kill()
-                result = running.wait()
-                assert result.chunks < LARGE_CHUNKS
-                assert_right_bytes(keys, LARGE, result, into)
+    with stored_there(tmp_path, LARGE, LARGE_CHUNKS, **SLOW) as (owner, _, pool, keys):
+        with pool.acquire(pool.lookup(keys)) as lease:
+            into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0 * PATIENCE)
+            child = child_of(owner)
+            owner.kill()
+            result = running.wait()
+            assert result.chunks < LARGE_CHUNKS
+            assert_right_bytes(keys, LARGE, result, into)
         until(lambda: not Path(f"/proc/{child}").exists(), "its process has ended with it")
         owner.start()
         serving(owner)
@@ -116,11 +122,7 @@ def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_pa
 @pytest.mark.skipif(PROTOCOL != "rdma", reason="over TCP the owner's process sends the bytes")
 def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> None:
     """The device reads its memory, over the connection that was made before."""
-    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
-        connected(owner, here)
-        keys = chain_of(pool, SMALL, CHUNKS)
-        store(there, keys)
-        announced(pool, keys)
+    with stored_there(tmp_path) as (owner, here, pool, keys):
         child = child_of(owner)
         os.kill(child, signal.SIGSTOP)
         try:
@@ -133,11 +135,7 @@ def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> N
 @pytest.mark.skipif(PROTOCOL == "rdma", reason="an RDMA read needs nothing of the owner's process")
 def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
     options = {"here__peer__stall_timeout": "300ms", "here__peer__pull_timeout": "1s"}
-    with engine_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
-        connected(owner, here)
-        keys = chain_of(pool, SMALL, CHUNKS)
-        store(there, keys)
-        announced(pool, keys)
+    with stored_there(tmp_path, SMALL, CHUNKS, **options) as (owner, here, pool, keys):
         child = child_of(owner)
         os.kill(child, signal.SIGSTOP)
         try:

@@ -2,9 +2,7 @@
 
 import contextlib
 import itertools
-import os
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from kvpool_client.verbs.pending import PendingChunks
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.nodes.remote_daemon import NODE, RemoteDaemon
 from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of
+from tests.rigs.runs.children import assert_in_child
 
 DRAM, PEER = int(Level.DRAM), int(Level.PEER)
 _seeds = itertools.count(1)
@@ -144,11 +143,7 @@ def test_a_pending_chunk_that_its_writer_gave_up_is_not_stored_because_another_n
 def test_a_forked_child_misses(shared: RemoteDaemon, pool: kv.Pool) -> None:
     keys, _ = chains(pool, 2, 0)
     shared.announce(column(keys, 0, 2))
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        os._exit(pool.lookup(keys).chunks)
-    assert os.waitpid(child, 0)[1] == 0
+    assert_in_child(lambda: not pool.lookup(keys))
     assert pool.lookup(keys).chunks == 2
 
 

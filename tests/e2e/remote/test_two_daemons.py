@@ -63,6 +63,14 @@ def load(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> kv.LoadResult:
     return result
 
 
+def known(there: kv.Pool, pool: kv.Pool, seed: int = 1) -> kv.KeyChain:
+    """A chain that one node stores, and the other one knows."""
+    keys = pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens))
+    assert store(there, keys).stored == CHUNKS
+    wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+    return keys
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
     """Two peers for all tests that leave both as they were."""
@@ -70,38 +78,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Dae
         yield daemons
 
 
-def test_what_one_has_stored_is_a_hit_on_the_other(pair: tuple[Daemon, Daemon]) -> None:
-    owner, here = pair
-    before = here.stats()["peer.pulled_chunks"]
-    with owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
-        assert store(there, keys).stored == CHUNKS
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
-        assert set(pool.lookup(keys).tiers) == {Level.PEER}
-        assert load(pool, keys, CHUNKS).reason == "complete"
-        wait_until(lambda: set(pool.lookup(keys).tiers) == {Level.DRAM}, "the pull has ended")
-        assert here.stats()["peer.pulled_chunks"] - before == CHUNKS
-        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
-
-
-def test_what_the_owner_drops_is_no_hit_any_more(pair: tuple[Daemon, Daemon]) -> None:
-    owner, here = pair
-    with owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(11, CHUNKS * SMALL.chunk_tokens))
-        store(there, keys)
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
-        with owner.admin() as admin:
-            admin.flush(None, None, "")
-        wait_until(lambda: pool.lookup(keys).chunks == 0, "the hint has gone")
-        assert load(pool, keys, CHUNKS).chunks == 0
-
-
 def test_an_owner_that_was_killed_is_a_miss_and_its_next_life_has_nothing(tmp_path: Path) -> None:
     with two_daemons(tmp_path) as (owner, here), here.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
         with owner.connect() as there:
-            store(there, keys)
-            wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+            keys = known(there, pool)
         owner.kill()
         assert load(pool, keys, CHUNKS).chunks == 0
         owner.start()
@@ -134,9 +114,7 @@ def test_streams_are_encrypted_where_both_nodes_are_configured_to(tmp_path: Path
     common = {"peer__keys": str(tmp_path / "key"), "peer__allow": str(tmp_path / "allow"), "peer__encrypt": "true"}
     options = {f"{name}__{key}": value for name in ("owner", "here") for key, value in common.items()}
     with two_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
-        store(there, keys)
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        keys = known(there, pool)
         assert load(pool, keys, CHUNKS).reason == "complete"
         assert here.stats()["peer.pulled_chunks"] == CHUNKS
         assert owner.stats()["peer.offers.strangers_unencrypted"] == 0
@@ -179,10 +157,7 @@ def test_the_measured_pace_of_a_node_is_what_a_lease_says_it_costs(tmp_path: Pat
         owner.connect() as there,
         here.connect() as pool,
     ):
-        first, later = (pool.keys(tokens_of(number, CHUNKS * SMALL.chunk_tokens)) for number in (1, 2))
-        store(there, first)
-        store(there, later)
-        wait_until(lambda: pool.lookup(later).chunks == CHUNKS, "the hints have come")
+        first, later = (known(there, pool, number) for number in (1, 2))
         hit = pool.lookup(first)
         assert hit.peer_pace is None
         with pool.acquire(hit) as lease:
@@ -230,9 +205,7 @@ def test_a_save_of_what_is_on_its_way_is_answered_for_what_is_certain(tmp_path: 
         owner.connect() as there,
         here.connect() as pool,
     ):
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
-        store(there, keys)
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        keys = known(there, pool)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.chunks == CHUNKS
             save = pool.save(keys, from_=payload_of(keys, SMALL))

@@ -16,7 +16,7 @@ from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve
 from kvpool.types import KEY_BYTES, SaveState
 from tests.hostile.rigs.raw_clients import engine, key_of, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
+from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW
 from tests.rigs.reserve_requests import reserve_alone, reserve_share
 
 KEY = keys_of(1, 1)

@@ -33,7 +33,7 @@ from tests.hostile.rigs.raw_clients import (
 )
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.dropping import drop_leases, drop_reservations
-from tests.rigs.groups.hybrid import HYBRID, WINDOW
+from tests.rigs.layouts import HYBRID, WINDOW
 from tests.rigs.reserve_requests import reserve_alone, reserve_share
 
 OF_ENGINES, OF_OPERATORS = (

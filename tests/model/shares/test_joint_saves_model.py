@@ -181,4 +181,4 @@ def test_random_parts_store_whole_chunks_or_none(seed: int, capacity: str) -> No
         assert {SaveState.PART, SaveState.STORED, SaveState.RESERVED} <= player.seen
         player.end()
 
-    in_joint_pool(check, **{"dram.capacity": capacity})
+    in_joint_pool(**{"dram.capacity": capacity})(check)()

@@ -3,11 +3,12 @@
 A payload derives from the chunk's key, the layer and the head group, so that whoever reads an extent can recognise a wrong one.
 """
 
-import asyncio
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
+from tests.rigs.runs.in_setting import Test, in_setting
 
 LAYOUT = kv.Layout(layers=2, kv_heads=8, head_dim=16, dtype="float16", chunk_tokens=32, head_groups=8)
 WHOLE = kv.Share.whole(LAYOUT)
@@ -206,16 +208,18 @@ class JointPool:
         return found
 
 
-def in_joint_pool(check: Callable[[JointPool], None], **options: str) -> None:
-    """Run a check with a pool, whose invariants hold at the end."""
+@asynccontextmanager
+async def joint_pool(**options: str) -> AsyncIterator[JointPool]:
+    """A pool, whose invariants hold at the end."""
+    setting = JointPool(**options)
+    await setting.pool.start()
+    try:
+        yield setting
+        assert setting.problems() == []
+    finally:
+        await setting.pool.stop()
 
-    async def run() -> None:
-        setting = JointPool(**options)
-        await setting.pool.start()
-        try:
-            check(setting)
-            assert setting.problems() == []
-        finally:
-            await setting.pool.stop()
 
-    asyncio.run(run())
+def in_joint_pool(**options: str) -> Callable[[Test], Test]:
+    """Runs a test with such a pool."""
+    return in_setting(partial(joint_pool, **options))

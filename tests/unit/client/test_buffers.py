@@ -320,12 +320,6 @@ def test_a_dtype_is_named_with_its_byte_order() -> None:
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
-def test_layers_of_two_dtypes_are_refused() -> None:
-    layers = [np.zeros((2, BLOCKS, TOKENS, 12), dtype) for dtype in ("float16", "uint16")]
-    with pytest.raises(LayoutMismatch, match=r"layer 1 has shape .* of uint16 .*, layer 0 has .* of float16 "):
-        describe_layers(layers, LAYOUT, TOKENS, "auto")
-
-
 @pytest.mark.parametrize(
     ("layout", "block_tokens", "form"),
     [

@@ -68,11 +68,6 @@ def test_a_one_off_request_goes_first() -> None:
     assert found == [(0, 0)] * 6
 
 
-def test_a_system_prompt_of_1000_tokens_has_the_highest_priority() -> None:
-    found = planned([TokenRange(0, 1000, 100)], 80)
-    assert found == [(100, 0)] * 63 + [(N, 0)] * 17
-
-
 def test_context_is_retained_for_30_s_and_decoded_tokens_for_10() -> None:
     found = planned([TokenRange(0, None, 35, 30.0)], 10, prompt_tokens=100, decode_priority=35, decode_duration_s=10.0)
     assert found == [(35, 30_000)] * 7 + [(35, 10_000)] * 3

@@ -1,11 +1,13 @@
 """Leases of long chains, taken part by part, while chunks of what has been taken are dropped."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 import kvpool_native
 from kvpool.clock import MonotonicClock
@@ -18,6 +20,7 @@ from kvpool.types import KEY_BYTES, ConnectionId, Level
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
 from tests.rigs.parts import served
+from tests.rigs.runs.in_setting import in_setting
 
 T = TypeVar("T")
 CHAIN = 2 * PART_CHUNKS + 40
@@ -73,44 +76,43 @@ class Setting:
         assert self.pool.verify()["problems"] == []
 
 
-def in_setting(check: Callable[[Setting], Awaitable[None]], *options: str) -> None:
-    async def run() -> None:
-        wanted = [f"dram.capacity={2 * CHAIN * SMALL.chunk_bytes}B", "dram.prefault=false", "dram.connection_quota=1.0"]
-        pool = Pool(load_config(None, [*wanted, "dram.announced_quota=1.0", *options]), MonotonicClock())
-        await pool.start()
-        setting = Setting(pool)
-        await setting.store()
-        await check(setting)
-        setting.assert_sound()
-        await pool.stop()
-
-    asyncio.run(run())
-
-
-def test_a_lease_ends_before_a_chunk_that_was_dropped_during_the_acquire() -> None:
-    async def check(setting: Setting) -> None:
-        parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
-        setting.drop()
-        leased = await setting.serve(parts)
-        assert leased.chunks == DROPPED
-        assert set(leased.tiers) == {Level.DRAM}
-        setting.pool.leases.release(setting.session, leased.lease)
-
-    in_setting(check)
+@asynccontextmanager
+async def setting_on(ssd: Path | None = None) -> AsyncIterator[Setting]:
+    wanted = [f"dram.capacity={2 * CHAIN * SMALL.chunk_bytes}B", "dram.prefault=false", "dram.connection_quota=1.0"]
+    wanted += [f"ssd.path={ssd}", "ssd.create=true", "ssd.capacity=64MiB"] if ssd is not None else []
+    pool = Pool(load_config(None, [*wanted, "dram.announced_quota=1.0"]), MonotonicClock())
+    await pool.start()
+    setting = Setting(pool)
+    await setting.store()
+    yield setting
+    setting.assert_sound()
+    await pool.stop()
 
 
-def test_a_check_counts_the_holds_of_an_unfinished_acquire() -> None:
-    async def check(setting: Setting) -> None:
-        parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
-        setting.assert_sound()
-        parts.close()
-        setting.assert_sound()
-
-    in_setting(check)
+in_pool = in_setting(setting_on)
 
 
-def test_a_chunk_dropped_and_saved_again_during_an_acquire_or_a_hint_is_taken_anew(tmp_path: Path) -> None:
-    async def check(setting: Setting) -> None:
+@in_pool
+async def test_a_lease_ends_before_a_chunk_that_was_dropped_during_the_acquire(setting: Setting) -> None:
+    parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
+    setting.drop()
+    leased = await setting.serve(parts)
+    assert leased.chunks == DROPPED
+    assert set(leased.tiers) == {Level.DRAM}
+    setting.pool.leases.release(setting.session, leased.lease)
+
+
+@in_pool
+async def test_a_check_counts_the_holds_of_an_unfinished_acquire(setting: Setting) -> None:
+    parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
+    setting.assert_sound()
+    parts.close()
+    setting.assert_sound()
+
+
+@pytest.mark.asyncio
+async def test_a_chunk_dropped_and_saved_again_during_an_acquire_or_a_hint_is_taken_anew(tmp_path: Path) -> None:
+    async with setting_on(tmp_path / "ssd") as setting:
         pool = setting.pool
         while pool.measure({}).tiers["ssd"]["ssd.state"] != "ok":
             await asyncio.sleep(0.001)
@@ -125,5 +127,3 @@ def test_a_chunk_dropped_and_saved_again_during_an_acquire_or_a_hint_is_taken_an
         assert (await setting.serve(leasing)).chunks == CHAIN
         assert (await setting.serve(hint)).chunks == CHAIN
         await setting.settle()
-
-    in_setting(check, f"ssd.path={tmp_path / 'ssd'}", "ssd.create=true", "ssd.capacity=64MiB")

@@ -1,7 +1,9 @@
 """Leases over groups with thousands of holds, in one process: all of them are granted at once, and end in bounded parts."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from kvpool.index.parts import Step
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
-from kvpool.pool.readers.hold_task import HoldTask
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
 from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.protocol.records import messages as m
@@ -23,6 +25,7 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_alone
+from tests.rigs.runs.in_setting import in_setting
 
 CHUNKS = 300
 GEOMETRY = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "uint8", "planes": 1}
@@ -86,91 +89,130 @@ class Setting:
         assert self.pool.verify()["problems"] == []
 
 
-def in_setting(check: Callable[[Setting], Awaitable[None]]) -> None:
-    async def run() -> None:
-        wanted = ["dram.capacity=16MiB", "dram.prefault=false", "dram.connection_quota=1.0", "dram.announced_quota=1.0"]
-        pool = Pool(load_config(None, wanted), MonotonicClock())
-        await pool.start()
-        setting = Setting(pool)
-        await check(setting)
-        pool.drop_connection(setting.session.connection)
-        assert await pool.stop()
+@asynccontextmanager
+async def setting() -> AsyncIterator[Setting]:
+    wanted = ["dram.capacity=16MiB", "dram.prefault=false", "dram.connection_quota=1.0", "dram.announced_quota=1.0"]
+    pool = Pool(load_config(None, wanted), MonotonicClock())
+    await pool.start()
+    rig = Setting(pool)
+    yield rig
+    pool.drop_connection(rig.session.connection)
+    assert await pool.stop()
 
-    asyncio.run(run())
+
+in_pool = in_setting(setting)
 
 
 @pytest.mark.parametrize("how", ["given up", "released", "dropped", "claimed", "announced"])
-def test_thousands_of_holds_end_in_parts(how: str) -> None:
-    async def check(rig: Setting) -> None:
-        if how == "given up":
-            task = rig.take()
-            await rig.assert_ends_in_parts(lambda: task.release_holds(1))
-        elif how == "released":
-            lease = rig.lease().lease
-            await rig.assert_ends_in_parts(lambda: rig.readers.release(rig.session, lease, 1))
-        elif how == "dropped":
-            rig.lease()
-            await rig.assert_ends_in_parts(lambda: rig.readers.drop_owner(rig.session.connection, 1))
-        elif how == "claimed":
-            ticket = rig.readers.issue_ticket(rig.session, rig.lease().lease, 1)
-            rig.readers.drop_owner(rig.session.connection, 1)
-            while rig.readers.has_backlog:
-                rig.readers.expire(1)
-            made = rig.holds
-            claimed = rig.readers.claim(rig.session, ticket, 1)
-            assert claimed.chunks == CHUNKS
-            assert rig.holds >= 2 * made - AT_ONCE
-            await rig.assert_ends_in_parts(lambda: None, left=made)
-        else:
-            request = m.Announce(KEYS, CHUNKS)
-            assert served(rig.pool.hints.announce(rig.session, request)) == m.Announced(CHUNKS, 0)
-            await rig.assert_ends_in_parts(lambda: rig.pool.hints.drop_owner(rig.session.connection))
-
-    in_setting(check)
-
-
-def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> None:
-    async def check(rig: Setting) -> None:
-        lease = rig.readers.find(rig.session, rig.lease().lease)
-        assert lease is not None
-        for row in (0, 1, CHUNKS - 1, CHUNKS, 2 * CHUNKS - 1):
-            found = rig.readers.find_row(rig.session, lease, row)
-            assert found is not None
-            hold, chunk, layout = found
-            assert rig.pool._directory.key_of(hold, chunk) == KEYS[row * KEY_BYTES : (row + 1) * KEY_BYTES]
-            assert layout == LAYOUT.of_group(row // CHUNKS)
-        assert rig.readers.find_row(rig.session, lease, 2 * CHUNKS) is None
-        assert rig.readers.find_row(rig.session, lease, -1) is None
+@in_pool
+async def test_thousands_of_holds_end_in_parts(rig: Setting, how: str) -> None:
+    if how == "given up":
         task = rig.take()
-        key = KEYS[-KEY_BYTES:]
-        place = rig.pool._directory.place_of(key)
-        assert place is not None
-        assert rig.pool._directory.drop(key, place[1])
-        assert task.chunks == 0
-        assert rig.readers.take_holds(rig.session, task) == NOTHING_TAKEN
-        task.release_holds(1)
+        await rig.assert_ends_in_parts(lambda: task.release_holds(1))
+    elif how == "released":
+        lease = rig.lease().lease
+        await rig.assert_ends_in_parts(lambda: rig.readers.release(rig.session, lease, 1))
+    elif how == "dropped":
+        rig.lease()
+        await rig.assert_ends_in_parts(lambda: rig.readers.drop_owner(rig.session.connection, 1))
+    elif how == "claimed":
+        ticket = rig.readers.issue_ticket(rig.session, rig.lease().lease, 1)
+        rig.readers.drop_owner(rig.session.connection, 1)
+        while rig.readers.has_backlog:
+            rig.readers.expire(1)
+        made = rig.holds
+        claimed = rig.readers.claim(rig.session, ticket, 1)
+        assert claimed.chunks == CHUNKS
+        assert rig.holds >= 2 * made - AT_ONCE
+        await rig.assert_ends_in_parts(lambda: None, left=made)
+    else:
+        request = m.Announce(KEYS, CHUNKS)
+        assert served(rig.pool.hints.announce(rig.session, request)) == m.Announced(CHUNKS, 0)
+        await rig.assert_ends_in_parts(lambda: rig.pool.hints.drop_owner(rig.session.connection))
 
-    in_setting(check)
+
+@in_pool
+async def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it(rig: Setting) -> None:
+    lease = rig.readers.find(rig.session, rig.lease().lease)
+    assert lease is not None
+    for row in (0, 1, CHUNKS - 1, CHUNKS, 2 * CHUNKS - 1):
+        found = rig.readers.find_row(rig.session, lease, row)
+        assert found is not None
+        hold, chunk, layout = found
+        assert rig.pool._directory.key_of(hold, chunk) == KEYS[row * KEY_BYTES : (row + 1) * KEY_BYTES]
+        assert layout == LAYOUT.of_group(row // CHUNKS)
+    assert rig.readers.find_row(rig.session, lease, 2 * CHUNKS) is None
+    assert rig.readers.find_row(rig.session, lease, -1) is None
+    task = rig.take()
+    key = KEYS[-KEY_BYTES:]
+    place = rig.pool._directory.place_of(key)
+    assert place is not None
+    assert rig.pool._directory.drop(key, place[1])
+    assert task.chunks == 0
+    assert rig.readers.take_holds(rig.session, task) == NOTHING_TAKEN
+    task.release_holds(1)
 
 
-def test_a_promise_has_no_more_tickets_than_may_end_at_once() -> None:
-    async def check(rig: Setting) -> None:
-        most = TICKETS_HOLDS_MAX // (1 + CHUNKS)
-        for tickets, chunks in ((most + 1, 0), (most, CHUNKS)):
-            promised = served(rig.pool.leases.promise(rig.session, pr.Promise(KEYS, CHUNKS, "", tickets, 0)))
-            assert (promised.chunks, len(promised.tickets)) == (chunks, tickets * TICKET_BYTES if chunks else 0)
-        rig.readers.end_tickets([promised.tickets[:TICKET_BYTES]], 1)
-
-    in_setting(check)
+@in_pool
+async def test_a_promise_has_no_more_tickets_than_may_end_at_once(rig: Setting) -> None:
+    most = TICKETS_HOLDS_MAX // (1 + CHUNKS)
+    for tickets, chunks in ((most + 1, 0), (most, CHUNKS)):
+        promised = served(rig.pool.leases.promise(rig.session, pr.Promise(KEYS, CHUNKS, "", tickets, 0)))
+        assert (promised.chunks, len(promised.tickets)) == (chunks, tickets * TICKET_BYTES if chunks else 0)
+    rig.readers.end_tickets([promised.tickets[:TICKET_BYTES]], 1)
 
 
-def test_the_last_key_of_a_full_group_stands_for_its_chain() -> None:
-    async def check(rig: Setting) -> None:
-        leaf, windows = KEYS[(CHUNKS - 1) * KEY_BYTES : CHUNKS * KEY_BYTES], KEYS[CHUNKS * KEY_BYTES :]
-        whole = served(rig.pool.chains.acquire(rig.session, m.Acquire(KEYS, CHUNKS)))
-        named = served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS)))
-        assert (named.chunks, named.generations) == (CHUNKS, whole.generations)
-        rig.pool._directory.drop(leaf, rig.pool._directory.place_of(leaf)[1])
-        assert served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS))).lease == 0
+@in_pool
+async def test_the_last_key_of_a_full_group_stands_for_its_chain(rig: Setting) -> None:
+    leaf, windows = KEYS[(CHUNKS - 1) * KEY_BYTES : CHUNKS * KEY_BYTES], KEYS[CHUNKS * KEY_BYTES :]
+    whole = served(rig.pool.chains.acquire(rig.session, m.Acquire(KEYS, CHUNKS)))
+    named = served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS)))
+    assert (named.chunks, named.generations) == (CHUNKS, whole.generations)
+    rig.pool._directory.drop(leaf, rig.pool._directory.place_of(leaf)[1])
+    assert served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS))).lease == 0
 
-    in_setting(check)
+
+class OneChain:
+    """A run of one chain, of one rank."""
+
+    ranks = 1
+
+    def __len__(self) -> int:
+        return 1
+
+
+class WaitingTask(HoldTask):
+    """A task for which there is no room; some of what it needs is held."""
+
+    is_held = False
+
+    def _advance(self, now_ns: int) -> Step:
+        self.is_held = True
+        return Step.WAIT
+
+    def _release(self, now_ns: int) -> None:
+        self.is_held = False
+
+
+def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds() -> None:
+    """Were each to keep what it has while it waits, hardly any of them would get all of it."""
+    waiting: WaitingTasks = {}
+    nothing: Any = SimpleNamespace(groups=("a group",))
+    run: Any = OneChain()
+    tasks = [
+        WaitingTask(nothing, nothing, nothing, [run], holder=None, ending=nothing, chunks=1, waiting=waiting)
+        for _ in range(3)
+    ]
+    every = list(tasks)
+
+    def held_after_an_advance() -> list[bool]:
+        for task in tasks:
+            assert task.advance(0) is Step.WAIT
+        return [task.is_held for task in every]
+
+    assert held_after_an_advance() == [True, False, False]
+    assert held_after_an_advance() == [True, False, False]
+    tasks.pop(0).release_holds(0)
+    assert held_after_an_advance() == [False, True, False]
+    tasks.pop().release_holds(0)
+    assert held_after_an_advance() == [False, True, False]

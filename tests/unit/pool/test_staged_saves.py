@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -19,9 +19,10 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.transfer.workers import Job, Report
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
-from tests.rigs.groups.hybrid import HYBRID, WINDOW
+from tests.rigs.layouts import HYBRID, WINDOW
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_alone
+from tests.rigs.runs.in_setting import in_setting
 
 KEYS = b"".join(bytes([number]) * 32 for number in (1, 2))
 SECOND_NS = 1_000_000_000
@@ -106,128 +107,122 @@ class Setting:
         return measured.index["reservations"], measured.directory["zombies"]
 
 
-def _in_setting(check: Callable[[Setting], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool.pool.pool.Workers", HeldWorkers)
+@contextlib.contextmanager
+def held_workers() -> Iterator[None]:
+    """Pools have them for their threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvpool.pool.pool.Workers", HeldWorkers)
+        yield
 
-    async def run() -> None:
+
+@contextlib.asynccontextmanager
+async def copying_setting() -> AsyncIterator[Setting]:
+    with held_workers():
         setting = Setting()
         await setting.begin()
         try:
-            await check(setting)
+            yield setting
             assert setting.pool.verify()["problems"] == []
         finally:
             await setting.pool.stop()
 
-    asyncio.run(run())
+
+in_copying_setting = in_setting(copying_setting)
 
 
-def test_completely_copied_chunks_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
-        answer = setting.copy()
-        assert not answer.done()
-        await setting.workers.run()
-        assert answer.result() == m.Done()
-        assert setting.commit() == [SaveState.STORED] * 2
-        assert setting.counts() == (0, 0)
-
-    _in_setting(check, monkeypatch)
+@in_copying_setting
+async def test_completely_copied_chunks_are_stored(setting: Setting) -> None:
+    answer = setting.copy()
+    assert not answer.done()
+    await setting.workers.run()
+    assert answer.result() == m.Done()
+    assert setting.commit() == [SaveState.STORED] * 2
+    assert setting.counts() == (0, 0)
 
 
-def test_slots_wait_for_a_copy_into_them_after_their_connection_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
-        answer = setting.copy()
-        answer.cancel()
-        setting.pool.drop_connection(setting.session.connection)
-        assert setting.counts() == (1, 2)
-        assert setting.pool.staged.stats()["staging_areas"] == 0
-        other = setting.pool.open_session(ConnectionId(8), "model", SMALL)
-        again = setting.reserve(other)
-        assert set(again.states) == {SaveState.RESERVED}
-        old = set(np.frombuffer(setting.made.offsets, "<u8").tolist())
-        assert old.isdisjoint(np.frombuffer(again.offsets, "<u8").tolist())
-        await setting.workers.run()
-        assert setting.counts() == (1, 0)
-        setting.pool.drop_connection(other.connection)
-        assert setting.counts() == (0, 0)
-
-    _in_setting(check, monkeypatch)
+@in_copying_setting
+async def test_slots_wait_for_a_copy_into_them_after_their_connection_has_ended(setting: Setting) -> None:
+    answer = setting.copy()
+    answer.cancel()
+    setting.pool.drop_connection(setting.session.connection)
+    assert setting.counts() == (1, 2)
+    assert setting.pool.staged.stats()["staging_areas"] == 0
+    other = setting.pool.open_session(ConnectionId(8), "model", SMALL)
+    again = setting.reserve(other)
+    assert set(again.states) == {SaveState.RESERVED}
+    old = set(np.frombuffer(setting.made.offsets, "<u8").tolist())
+    assert old.isdisjoint(np.frombuffer(again.offsets, "<u8").tolist())
+    await setting.workers.run()
+    assert setting.counts() == (1, 0)
+    setting.pool.drop_connection(other.connection)
+    assert setting.counts() == (0, 0)
 
 
-def test_a_reservation_that_expires_under_a_copy_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
+@in_copying_setting
+async def test_a_reservation_that_expires_under_a_copy_is_not_published(setting: Setting) -> None:
+    setting.copy()
+    setting.clock.ns += 2 * SECOND_NS
+    await setting.workers.run()
+    assert setting.commit() == [SaveState.EXPIRED] * 2
+    assert setting.counts() == (1, 2)
+    request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.extents, 0)
+    assert setting.pool.staged.copy(setting.session, request) == m.Done()
+    assert setting.workers.jobs == []
+    served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
+    assert setting.counts() == (0, 0)
+
+
+@in_copying_setting
+async def test_nothing_is_published_while_a_copy_is_under_way(setting: Setting) -> None:
+    setting.copy()
+    await setting.workers.run()
+    setting.copy(1, 1)
+    with pytest.raises(ProtocolError, match="under way"):
+        setting.commit()
+    await setting.workers.run()
+    assert setting.commit() == [SaveState.STORED] * 2
+
+
+@in_copying_setting
+async def test_a_copy_that_no_thread_can_take_is_refused_and_leaves_nothing(setting: Setting) -> None:
+    setting.workers.has_room = False
+    with pytest.raises(Refused, match="busy"):
         setting.copy()
-        setting.clock.ns += 2 * SECOND_NS
-        await setting.workers.run()
-        assert setting.commit() == [SaveState.EXPIRED] * 2
-        assert setting.counts() == (1, 2)
-        request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.extents, 0)
-        assert setting.pool.staged.copy(setting.session, request) == m.Done()
-        assert setting.workers.jobs == []
-        served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
-        assert setting.counts() == (0, 0)
-
-    _in_setting(check, monkeypatch)
+    served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
+    assert setting.counts() == (0, 0)
 
 
-def test_nothing_is_published_while_a_copy_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
-        setting.copy()
-        await setting.workers.run()
-        setting.copy(1, 1)
-        with pytest.raises(ProtocolError, match="under way"):
-            setting.commit()
-        await setting.workers.run()
-        assert setting.commit() == [SaveState.STORED] * 2
-
-    _in_setting(check, monkeypatch)
-
-
-def test_a_copy_that_no_thread_can_take_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
-        setting.workers.has_room = False
-        with pytest.raises(Refused, match="busy"):
-            setting.copy()
-        served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
-        assert setting.counts() == (0, 0)
-
-    _in_setting(check, monkeypatch)
-
-
-def test_a_failed_copy_is_reported_and_counts_as_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(setting: Setting) -> None:
-        answer = setting.copy()
-        [(_, done)] = setting.workers.jobs
-        setting.workers.jobs.clear()
-        done(OSError("no more"))
-        with contextlib.suppress(OSError):
-            await answer
-        assert isinstance(answer.exception(), OSError)
-        assert setting.commit() == [SaveState.CHECKSUM, SaveState.NO_PARENT]
-
-    _in_setting(check, monkeypatch)
+@in_copying_setting
+async def test_a_failed_copy_is_reported_and_counts_as_not_copied(setting: Setting) -> None:
+    answer = setting.copy()
+    [(_, done)] = setting.workers.jobs
+    setting.workers.jobs.clear()
+    done(OSError("no more"))
+    with contextlib.suppress(OSError):
+        await answer
+    assert isinstance(answer.exception(), OSError)
+    assert setting.commit() == [SaveState.CHECKSUM, SaveState.NO_PARENT]
 
 
 @pytest.mark.parametrize("is_part", [False, True])
-def test_a_chunk_without_a_parent_is_stored_beside_one_that_was_not_copied(
-    monkeypatch: pytest.MonkeyPatch, is_part: bool
+@in_copying_setting
+async def test_a_chunk_without_a_parent_is_stored_beside_one_that_was_not_copied(
+    setting: Setting, is_part: bool
 ) -> None:
-    async def check(setting: Setting) -> None:
-        session = setting.pool.open_session(ConnectionId(8), "windows", HYBRID)
-        window = session.of_group(WINDOW).layout
-        share = kv.Share(0, window.layers // 2, 0, 1) if is_part else None
-        numbers = range(window.extents) if share is None else share.extents(window)
-        answer, fd = setting.pool.staged.open(session)
-        staging = kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
-        keys = b"".join(bytes([number]) * 32 for number in (3, 4, 5))
-        made = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
-        for chunk in (0, 2):
-            setting.pool.staged.copy(session, sm.CopyStaged(made.reservation, chunk, 1, 0, len(numbers), 0))
-        await setting.workers.run()
-        zeros = kvpool_native.extent_checksums(staging, 0, window.extent_bytes, len(numbers))
-        request = m.Commit(made.reservation, zeros * 3, b"")
-        stored = SaveState.PART if is_part else SaveState.STORED
-        assert list(served(setting.pool.chains.commit(session, request)).states) == [stored, SaveState.CHECKSUM, stored]
-        again = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
-        assert again.states[1] == SaveState.RESERVED, "what was not copied may be saved again"
-
-    _in_setting(check, monkeypatch)
+    session = setting.pool.open_session(ConnectionId(8), "windows", HYBRID)
+    window = session.of_group(WINDOW).layout
+    share = kv.Share(0, window.layers // 2, 0, 1) if is_part else None
+    numbers = range(window.extents) if share is None else share.extents(window)
+    answer, fd = setting.pool.staged.open(session)
+    staging = kvpool_native.Mapping.attach(fd, answer.memory_bytes, writable=True)
+    keys = b"".join(bytes([number]) * 32 for number in (3, 4, 5))
+    made = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
+    for chunk in (0, 2):
+        setting.pool.staged.copy(session, sm.CopyStaged(made.reservation, chunk, 1, 0, len(numbers), 0))
+    await setting.workers.run()
+    zeros = kvpool_native.extent_checksums(staging, 0, window.extent_bytes, len(numbers))
+    request = m.Commit(made.reservation, zeros * 3, b"")
+    stored = SaveState.PART if is_part else SaveState.STORED
+    assert list(served(setting.pool.chains.commit(session, request)).states) == [stored, SaveState.CHECKSUM, stored]
+    again = served(setting.pool.chains.reserve(session, reserve_alone(WINDOW, keys, share)))
+    assert again.states[1] == SaveState.RESERVED, "what was not copied may be saved again"

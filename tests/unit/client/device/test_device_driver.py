@@ -1,7 +1,6 @@
 """The driver of a process: what is refused at `register`, and that a device is opened once."""
 
 import gc
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.driver import open_device, ordinal_of
 from tests.rigs.device import emulated
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
+from tests.rigs.runs.children import assert_in_child
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
 
@@ -84,16 +84,14 @@ def test_a_forked_child_has_none_of_its_parents_devices(monkeypatch: pytest.Monk
     """CUDA itself serves no child of a process that has used it; the emulated driver does."""
     use_emulated_driver(monkeypatch)
     device, engine = open_device("cuda:0"), DeviceKv(LAYOUT, "kv_first", 4)
-    child = os.fork()
-    if not child:
+
+    def has_another() -> bool:
         try:
-            is_right = open_device("cuda:0") is not device
+            return open_device("cuda:0") is not device
         except InvalidArgument:
-            is_right = bool(emulated.REAL)
-        except BaseException:
-            is_right = False
-        os._exit(0 if is_right else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            return bool(emulated.REAL)
+
+    assert_in_child(has_another)
     assert all(not layer.any() for layer in engine.read())
 
 

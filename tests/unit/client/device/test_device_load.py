@@ -1,6 +1,5 @@
 """Loads onto a device out of the arena and out of copies in the device's own memory, without a daemon."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,9 @@ import pytest
 import kvpool_native
 from kvpool.types import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.load import DeviceLoad
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import use_emulated_driver
 from tests.rigs.device.loading import CHUNKS, LAYOUT, LONG_S, Loading
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 @pytest.mark.parametrize("with_copies", [(), (0, 3, 5), tuple(range(CHUNKS))])

@@ -1,25 +1,16 @@
 """Saves from a device without a daemon: order of layers, work of the engine, checksums, failures, and the end."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import kvpool_native
 from kvpool_client.copying.device import extents
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.gatherer import DeviceGatherer
 from kvpool_client.copying.gather import Piece
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import engine_stream, use_emulated_driver
+from tests.rigs.device.engine import engine_stream
 from tests.rigs.device.saving import CHUNKS, LONG_S, Saving
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 @pytest.mark.parametrize("form", ["kv_first", "block_first", "packed", "mla"])

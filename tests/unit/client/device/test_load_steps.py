@@ -6,21 +6,20 @@ device copies, so that it reads old bytes, others', or some of both.
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import kvpool_native
 from kvpool.types import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.load import DeviceLoad
 from kvpool_client.copying.device.sources import Sources
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import use_emulated_driver
 from tests.rigs.device.loading import CHUNKS, LAYOUT, LONG_S, Loading
 from tests.rigs.device.steps import at_steps
 
+pytestmark = pytest.mark.parametrize("device", ["batch", "kernel"], indirect=True)
 STEPS = (
     (Sources, ("addresses", "from_copies", "verify_lost", "lost_of")),
     (DeviceBlocks, ("queue_spread", "wait")),
@@ -32,13 +31,6 @@ EVENTS: dict[str, tuple[Callable[[Loading, int], None], ...]] = {
     "chunks": (Loading.drop_chunks,),
     "both": (Loading.drop_copies, Loading.drop_chunks),
 }
-
-
-@pytest.fixture(params=["batch", "kernel"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch, request.param)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 def _loaded(

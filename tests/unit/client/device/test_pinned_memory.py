@@ -1,24 +1,14 @@
 """Host memory registered with a device's driver: when it is registered, refusals of the driver, and its release."""
 
 import gc
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 import kvpool_native
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import use_emulated_driver
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 def _memory(writable: bool = True) -> kvpool_native.Mapping:

@@ -2,29 +2,20 @@
 
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 import kvpool_native
 from kvpool_client.copying.device.blocks import DeviceBlocks
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.save import DeviceSave
 from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import use_emulated_driver
 from tests.rigs.device.saving import LONG_S, Saving
 from tests.rigs.device.steps import at_steps
 
+pytestmark = pytest.mark.parametrize("device", ["batch", "kernel"], indirect=True)
 STEPS = ((DeviceBlocks, ("queue_gather", "wait")), (DeviceSave, ("_begin", "_checksums_of")))
 OTHERS = 0x55
-
-
-@pytest.fixture(params=["batch", "kernel"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch, request.param)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 class _Cancelled:

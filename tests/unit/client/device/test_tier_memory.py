@@ -1,7 +1,6 @@
 """The device tier's memory in a client: when the daemon is asked, and answers that cannot be used."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,12 @@ from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
-from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.sources import DeviceCopies
 from kvpool_client.copying.device.tier import TierMemory
 from kvpool_client.verbs.leased_rows import LeasedRows
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import use_emulated_driver
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    use_emulated_driver(monkeypatch)
-    yield open_device("cuda:0")
-    emulated.order("clear 1")
 
 
 class Daemon:

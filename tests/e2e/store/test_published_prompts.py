@@ -14,21 +14,9 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from tests.e2e.remote.test_two_daemons import options_of
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.groups.hybrid import (
-    CHUNK,
-    FULL,
-    HYBRID,
-    STATE,
-    WINDOW,
-    WINDOW_CHUNKS,
-    assert_hit_served,
-    assert_served,
-    key_of,
-    load,
-    payloads,
-    store,
-)
+from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 from tests.rigs.payload import tokens_of
+from tests.rigs.prompts import assert_hit_served, assert_loads, assert_served, key_of, load, prompt, store
 from tests.rigs.runs.ports import free_port
 from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon
@@ -73,7 +61,7 @@ class Nodes:
         self._prompts += 1
         wait_until(lambda: self.here.stats()["store.state"] == "ok", "the store is in use")
         self._before = self.here.stats()
-        return prompt(self.pool, self._prompts)
+        return prompt(self.pool, self._prompts, CHUNKS)
 
     def published(self, *boundaries: int) -> kv.KeyChain:
         """One that the other node has published with these boundaries."""
@@ -102,14 +90,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield Nodes(shared, there, here, pool)
 
 
-def prompt(pool: kv.Pool, seed: int = 1) -> kv.KeyChain:
-    return pool.keys(tokens_of(seed, CHUNKS * CHUNK + 1))
-
-
 def publish(shared: SharedDirectory, *boundaries: int) -> None:
     """Have another node publish the prompt with these boundaries."""
     with node(shared, "there", **{"store.publish": "all"}) as (daemon, pool):
-        result = store(pool, prompt(pool), boundaries)
+        result = store(pool, prompt(pool, 1, CHUNKS), boundaries)
         daemon.wait_published(result.stored)
 
 
@@ -205,7 +189,7 @@ def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
 def test_a_chunk_that_leaves_the_store_after_the_lookup_is_no_wrong_byte(shared: SharedDirectory) -> None:
     publish(shared, 4, CHUNKS)
     with node(shared) as (_, pool):
-        keys = prompt(pool)
+        keys = prompt(pool, 1, CHUNKS)
         hit = pool.lookup(keys)
         assert hit.chunks == CHUNKS
         object_of(shared, keys, STATE, 9).unlink()
@@ -227,46 +211,6 @@ def _is_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> bool:
     return True
 
 
-def test_a_false_exists_is_a_miss_and_the_prompt_is_saved(nodes: Nodes) -> None:
-    keys, pool = nodes.prompt(), nodes.pool
-    nodes.shared.play(exists=True)
-    with pool.acquire(pool.lookup(keys)) as lease:
-        assert load(pool, lease)[0].chunks == 0
-    nodes.shared.play()
-    assert store(pool, keys).declined == 0
-    assert_served(pool, keys, CHUNKS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [{"exist_code": -900}, {"get_code": -800}, {"aborts": True}])
-def test_a_store_that_fails_is_a_miss_and_serves_later(shared: SharedDirectory, script: dict[str, object]) -> None:
-    publish(shared, CHUNKS)
-    with node(shared) as (_, pool):
-        keys = prompt(pool)
-        shared.play(**script)
-        with pool.acquire(pool.lookup(keys)) as lease:
-            assert load(pool, lease)[0].chunks == 0
-        shared.play()
-
-        def is_served() -> bool:
-            with pool.acquire(pool.lookup(keys)) as lease:
-                return lease.chunks == CHUNKS and load(pool, lease)[0].reason == "complete"
-
-        wait_until(is_served, "the store serves again")
-
-
-@pytest.mark.slow
-def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(nodes: Nodes) -> None:
-    keys = nodes.published(CHUNKS)
-    with node(nodes.shared, "hasty", **{"store.answer_timeout": "1ms"}) as (daemon, pool):
-        nodes.shared.play(exist_delay_s=0.2)
-        assert pool.lookup(keys).chunks == 0
-        assert daemon.stats()["store.late_answers"] > 0
-        nodes.shared.play()
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the answers have come")
-        assert_served(pool, keys, CHUNKS)
-
-
 def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(nodes: Nodes) -> None:
     keys = nodes.published(CHUNKS)
     with nodes.here.connect(HYBRID) as hasty:
@@ -284,7 +228,7 @@ def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(nodes
 def test_a_node_killed_while_it_fetches_leaves_nothing_wrong(shared: SharedDirectory) -> None:
     publish(shared, CHUNKS)
     with node(shared) as (daemon, pool):
-        keys = prompt(pool)
+        keys = prompt(pool, 1, CHUNKS)
         hit = pool.lookup(keys)
         shared.play(delay_s=0.5)
         with pool.acquire(hit) as lease:
@@ -303,7 +247,7 @@ def test_chunks_that_do_not_fit_the_stores_memory_are_a_miss(shared: SharedDirec
     shared.play(exists=True)
     large = replace(HYBRID, groups=(*HYBRID.groups[:STATE], kv.Group(kind="state", layers=1, state_bytes=2 << 20)))
     with node(shared, **{"store.buffer": "1MiB"}) as (daemon, _), daemon.connect(large, timeout_s=TIMEOUT_S) as pool:
-        hit = pool.lookup(prompt(pool))
+        hit = pool.lookup(prompt(pool, 1, CHUNKS))
         assert (hit.chunks, hit.full_chunks) == (0, CHUNKS)
 
 
@@ -350,19 +294,15 @@ def test_random_prompts_over_two_nodes_and_a_spoiled_store_have_right_bytes(shar
     chance = random.Random(seed)
     options = {"store.publish": "all"}
     with node(shared, "a", **options) as (one, first), node(shared, "b", **options) as (other, second):
-        chains = [prompt(first, 10 + number) for number in range(5)]
+        chains = [prompt(first, 10 + number, CHUNKS) for number in range(5)]
         loaded = 0
         for _ in range(60):
             pool, keys, act = chance.choice((first, second)), chance.choice(chains), chance.random()
             if act < 0.5:
                 with pool.acquire(pool.lookup(keys)) as lease:
-                    if lease:
-                        result, found = load(pool, lease)
-                        assert result.chunks in (0, lease.chunks)
-                        if result.reason == "complete":
-                            loaded += 1
-                            for right, here in zip(payloads(keys, HYBRID, lease.ranges), found, strict=True):
-                                assert np.array_equal(right, here)
+                    if lease and load(pool, lease)[0].reason == "complete":
+                        loaded += 1
+                        assert_loads(pool, keys, lease)
             elif act < 0.8:
                 end = chance.randrange(1, CHUNKS + 1)
                 store(pool, keys, [end, chance.randrange(1, end + 1)], chunks=end)

@@ -1,1 +1,0 @@
-"""Layouts with groups over the real socket."""
