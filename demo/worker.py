@@ -22,7 +22,7 @@ from demo.engine import BLOCK_TOKENS, Engine, Shape, build_model
 from demo.paged_kv import PagedKV
 from demo.plan import Plan
 from kvpool.clock import Deadline
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.torch import PagedPrefixCache, layout_of
 
 CONNECT_TIMEOUT_S = 10.0

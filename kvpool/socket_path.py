@@ -7,8 +7,8 @@ place: a client asks the kernel who serves a socket before it sends anything (`o
 import os
 from pathlib import Path
 
+from kvpool.ids import SERVICE_SOCKET
 from kvpool.ownership import missing_right
-from kvpool.types import SERVICE_SOCKET
 
 # Names the socket for clients: commands, engines and adapters that are given none.
 SOCKET_VARIABLE = "KVPOOL_SOCKET"

@@ -29,7 +29,7 @@ import numpy as np
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import InvalidArgument
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_blocks.allocation import Allocation
 from kvpool_blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_blocks.node_link import NodeLink

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import KeyColumn
-from kvpool.types import DEFAULT_PRIORITY, KEEP_PRIORITY, TOKEN_BYTES, TokenRange
+from kvpool.states import DEFAULT_PRIORITY, KEEP_PRIORITY, TokenRange
 from kvpool_blocks.restoring import Restoring
 from kvpool_blocks.tree.prefix_tree import Node
 from kvpool_blocks.tree.scope import Scope

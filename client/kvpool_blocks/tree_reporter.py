@@ -30,7 +30,7 @@ import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, Refused
 from kvpool.protocol.records import engine_chunks as ec
-from kvpool.types import ReportState
+from kvpool.states import ReportState
 from kvpool_blocks.tree.prefix_tree import Node, PrefixTree
 from kvpool_client.connection.engine_reports import EngineReports, ReportedChunk
 from kvpool_client.connection.session import Session

@@ -7,10 +7,11 @@ Importing it loads the standard library, msgpack, numpy and the native module: n
 
 from kvpool import __version__
 from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
+from kvpool.events import Event, EventKind, StoredChunk
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.layouts.share import Share
-from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
+from kvpool.states import Level, TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.events import Event, StoredChunk
+from kvpool.ids import EPOCH_BYTES
 from kvpool.protocol.records import events as em
 from kvpool.router_events.columns import NamespaceNames, unpack_chunks, unpack_events, unpack_namespaces
 from kvpool.router_events.trtllm_format import trtllm_event
-from kvpool.types import EPOCH_BYTES, Event, StoredChunk
 from kvpool_client.connection.session import Session
 
 Failed = Callable[[Session, KVPoolError], None]

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
+from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.types import TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
 Roots = Callable[[], tuple[bytes, ...]]

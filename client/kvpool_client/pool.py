@@ -20,7 +20,7 @@ from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.socket_path import find_socket
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.arguments import (
     REVISION_SEPARATOR,
     as_index,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import InvalidArgument
-from kvpool.types import DEFAULT_PRIORITY, KEEP_PRIORITY, PRIORITY_MAX, TokenRange
+from kvpool.states import DEFAULT_PRIORITY, KEEP_PRIORITY, PRIORITY_MAX, TokenRange
 
 # On the wire a duration is a u32 of milliseconds: 49 days.
 DURATION_S_MAX = 4_294_967.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from kvpool.errors import InvalidArgument
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.arguments import check_hit, check_keys, check_lease
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies

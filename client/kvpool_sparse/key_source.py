@@ -12,7 +12,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.key_chain import KeyChain, as_tokens
 from kvpool_client.pool import Pool
 from kvpool_sparse.config import TOKENS_MAX

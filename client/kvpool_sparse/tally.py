@@ -8,7 +8,7 @@ reports. What a sequence at rest has not added waits for its next step. One thre
 
 from dataclasses import asdict, astuple, dataclass, replace
 
-from kvpool.types import MASS_UNIT, SparseUsage
+from kvpool.usage import MASS_UNIT, SparseUsage
 from kvpool_client.connection.counters import Counters
 from kvpool_sparse.results import Recall
 

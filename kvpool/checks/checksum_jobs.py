@@ -10,11 +10,11 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from kvpool.ids import HoldId, NamespaceId
 from kvpool.index.namespaces import Namespaces
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import Finished, Moves, Outcome, Stocked
 from kvpool.tiers.jobs import Jobs
-from kvpool.types import HoldId, NamespaceId
 
 
 @dataclass(frozen=True, slots=True)

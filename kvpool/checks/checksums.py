@@ -10,8 +10,8 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.ids import ChunkExtent, CorruptChunk
 from kvpool.transfer.workers import Workers
-from kvpool.types import ChunkExtent, CorruptChunk
 
 
 def find_corrupt(

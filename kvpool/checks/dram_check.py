@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import kvpool_native
+from kvpool.ids import ChunkExtent, CorruptChunk, HoldId
 from kvpool.layout import Layout
 from kvpool.layouts.extent_names import where_in
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.types import ChunkExtent, CorruptChunk, HoldId
 
 FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[CorruptChunk, ...]]]
 

@@ -20,10 +20,11 @@ import kvpool_native
 from kvpool.checks.checksum_jobs import ChecksumJobs, ChecksumResult, Stored
 from kvpool.checks.dram_check import DramCheck, Dropped
 from kvpool.errors import Refused
+from kvpool.ids import ChunkExtent, HoldId, NamespaceId
 from kvpool.index.namespaces import Namespaces
 from kvpool.layout import Layout
 from kvpool.layouts.extent_names import where_in
-from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
+from kvpool.states import Level
 
 SLICE_CHUNKS = 16
 SLICE_BYTES = 64 << 20

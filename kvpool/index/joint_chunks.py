@@ -19,9 +19,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.ids import ConnectionId, NamespaceId, ReservationId
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.types import ConnectionId, NamespaceId, ReservationId, SaveState
+from kvpool.states import SaveState
 
 _WORD = 8
 

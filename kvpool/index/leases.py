@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from kvpool.ids import ConnectionId, HoldId, LeaseId
 from kvpool.index.deadline_order import DeadlineOrder
-from kvpool.types import ConnectionId, HoldId, LeaseId
 
 TICKET_BYTES = 32
 TICKETS_MAX = 65536

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
+from kvpool.ids import HoldId
 from kvpool.key_column import KeyColumn
-from kvpool.types import HoldId
 
 # 3.5 MiB of memory. On three traces half as many were within one point of the exact curve.
 SAMPLES = 1 << 15

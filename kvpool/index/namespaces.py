@@ -18,9 +18,9 @@ from typing import Protocol
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
+from kvpool.ids import NamespaceId, SizeClassId
 from kvpool.index.namespaces_by_user import Geometry, NamespacesByUser
 from kvpool.layout import Layout
-from kvpool.types import NamespaceId, SizeClassId
 
 NAMESPACES_MAX = 4096
 # Numbers given before one is reused: events and `kvpoolctl why` name the namespaces of removed chunks by them.

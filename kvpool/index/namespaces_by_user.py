@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from typing import Protocol
 
 from kvpool.errors import Refused
-from kvpool.types import NamespaceId
+from kvpool.ids import NamespaceId
 
 Geometry = tuple[int, int]  # a chunk's bytes and extents
 

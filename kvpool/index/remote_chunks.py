@@ -26,9 +26,11 @@ from typing import NamedTuple, NewType
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
+from kvpool.events import Event, EventKind
+from kvpool.ids import NamespaceId
 from kvpool.index.parts import Parts
 from kvpool.key_column import KeyColumn
-from kvpool.types import NODE_TIERS, Event, EventKind, NamespaceId
+from kvpool.states import NODE_TIERS
 
 NodeName = NewType("NodeName", str)
 

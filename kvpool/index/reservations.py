@@ -13,10 +13,10 @@ Invariant: `_of_owner` names exactly the reservations in `_by_id`; no number of 
 from dataclasses import dataclass, field
 
 from kvpool.clock import NS_PER_S
+from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.layout import Layout
-from kvpool.types import ConnectionId, ReservationId, SaveId
 
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
 OVERDUE_NS_MIN = 5 * NS_PER_S

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvpool.errors import ProtocolError, Refused
+from kvpool.ids import ConnectionId
 from kvpool.index.namespaces import Namespace
 from kvpool.layout import Layout
-from kvpool.types import ConnectionId
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ these checksums alone. Holds no payload. Control thread only.
 
 from typing import NamedTuple
 
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 
 CHECKSUM_BYTES = 4
 OFFSET_BYTES = 8

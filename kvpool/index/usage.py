@@ -16,18 +16,8 @@ from functools import partial
 from kvpool.index.layout_uses import LayoutUses
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
-from kvpool.types import (
-    CLIENT_DECLINES,
-    LEVELS,
-    MASS_UNIT,
-    SPARSE_COUNTS,
-    ClientFailures,
-    LoadReason,
-    ModelUsage,
-    SaveState,
-    SparseUsage,
-    UsageReport,
-)
+from kvpool.states import CLIENT_DECLINES, LEVELS, LoadReason, SaveState
+from kvpool.usage import MASS_UNIT, SPARSE_COUNTS, ClientFailures, ModelUsage, SparseUsage, UsageReport
 
 MODELS_MAX = 64
 OTHER_MODEL = "other"

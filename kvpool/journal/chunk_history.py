@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from kvpool.clock import NS_PER_S
-from kvpool.types import Cause, Level, NamespaceId, SaveState
+from kvpool.events import Cause
+from kvpool.ids import NamespaceId
+from kvpool.states import Level, SaveState
 
 # At most so many chunks of one refused save are noted, from its first on: descendants of a refused chunk are refused with it.
 REFUSALS_PER_SAVE = 16

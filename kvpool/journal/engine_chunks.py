@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvpool.errors import InvalidArgument
+from kvpool.ids import ConnectionId, NamespaceId
 from kvpool.key_column import KeyColumn
 from kvpool.keys import Scope
-from kvpool.types import ConnectionId, NamespaceId
 
 # A guess: 36,000 chunks of 256 tokens for the first engine, fifteen times what 80 GB of a device have of a model of 8 B.
 BYTES_MAX = 128 << 20

@@ -14,19 +14,12 @@ change of the directories, because a chunk's tiers are those of now. Events are 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from kvpool.events import Cause, Event, EventKind, StoredChunk
+from kvpool.ids import NamespaceId
 from kvpool.journal.engine_chunks import EngineChunk, EngineChunks, Record, Source
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change
 from kvpool.key_column import KeyColumn, packed_bytes
-from kvpool.types import (
-    DEFAULT_PRIORITY,
-    Cause,
-    Event,
-    EventKind,
-    Level,
-    NamespaceId,
-    ReportState,
-    StoredChunk,
-)
+from kvpool.states import DEFAULT_PRIORITY, Level, ReportState
 
 ENGINE_TIER = 1 << Level.HBM
 _NO_ID = -1

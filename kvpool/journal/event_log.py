@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import kvpool_native
+from kvpool.events import Cause, Event, EventKind
 from kvpool.keys import Scope, split_scope
-from kvpool.types import Cause, Event, EventKind
 
 # What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
 EVENT_BYTES = 400

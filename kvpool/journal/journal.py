@@ -26,6 +26,8 @@ import numpy as np
 import kvpool_native
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
+from kvpool.events import Cause, Event, StoredChunk
+from kvpool.ids import TOKEN_BYTES, ConnectionId, NamespaceId
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.chunk_history import ChunkHistory, Departure, first_refused
 from kvpool.journal.corrupt_chunks import CorruptChunks
@@ -45,8 +47,8 @@ from kvpool.journal.snapshot_page import SNAPSHOT_END, KeyPage, SnapshotPage
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.states import Level, SaveState, levels_in
 from kvpool.tiers.base import Headers
-from kvpool.types import TOKEN_BYTES, Cause, ConnectionId, Event, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to record, 2 where each is an event of its own (measured): with a part of a request beside them a
 # turn stays under a millisecond.

@@ -5,9 +5,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvpool.events import StoredChunk
+from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
-from kvpool.types import TOKEN_BYTES, StoredChunk
 
 # The cursor of the last page.
 SNAPSHOT_END = -1

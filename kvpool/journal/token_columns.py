@@ -2,8 +2,8 @@
 
 import kvpool_native
 from kvpool.errors import ProtocolError
+from kvpool.ids import TOKEN_BYTES
 from kvpool.keys import SCOPE_BYTES_MAX, is_scope
-from kvpool.types import TOKEN_BYTES
 
 
 def check_tokens(tokens: bytes, scope: bytes, *, count: int, chunk_tokens: int) -> None:

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import PeerUnreachable
+from kvpool.ids import ConnectionId
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
-from kvpool.types import ConnectionId
 
 AT_ONCE = 12
 PER_S = 200

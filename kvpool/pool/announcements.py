@@ -17,6 +17,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import DramConfig
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
@@ -25,7 +26,6 @@ from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
 from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import ConnectionId, HoldId
 
 # Announcements of one connection; a hold costs little beyond its chunks, but each is examined when its connection acquires.
 ANNOUNCEMENTS_MAX = 64

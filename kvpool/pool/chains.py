@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
+from kvpool.ids import ConnectionId
 from kvpool.index.leases import Lease
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
@@ -38,9 +39,9 @@ from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
 from kvpool.protocol.reserve_runs import RunForm, unpack_runs
 from kvpool.protocol.verbs import ENGINE, verb
+from kvpool.states import RetainState, SaveState
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import ConnectionId, RetainState, SaveState
 
 Answer = TypeVar("Answer")
 

@@ -7,7 +7,7 @@ while the daemon and everybody else is well. Control thread only, but for `probl
 from dataclasses import dataclass
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool.units import format_duration
 
 SHOWN_AFTER_S = 30.0

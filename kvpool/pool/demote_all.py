@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
+from kvpool.ids import HoldId
+from kvpool.states import WriteOrder
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import TierState
-from kvpool.types import HoldId, WriteOrder
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.leases import Lease
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.readers import Readers, Taken, holds_of
@@ -15,7 +16,6 @@ from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
-from kvpool.types import ConnectionId, HoldId
 
 NOTHING = dm.Copies(b"", b"", b"")
 WORD_BYTES = 8

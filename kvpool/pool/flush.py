@@ -11,9 +11,9 @@ from kvpool.clock import NS_PER_S
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts
+from kvpool.states import Level
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import Writable
-from kvpool.types import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from functools import partial
 
 from kvpool.clock import Clock
 from kvpool.errors import ProtocolError
+from kvpool.ids import ConnectionId
 from kvpool.index.leases import Lease
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
@@ -25,8 +26,8 @@ from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
+from kvpool.states import PRIORITY_MAX, RetainState
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import PRIORITY_MAX, ConnectionId, RetainState
 
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
+from kvpool.ids import PROBE_MODEL
 from kvpool.index.layout_uses import LayoutUse, LayoutUses
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
 from kvpool.packed_rows import CHANGE_ROW
-from kvpool.types import PROBE_MODEL
 
 # Chunks of one part.
 LISTED_CHUNKS = 2048

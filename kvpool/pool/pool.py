@@ -22,6 +22,7 @@ from kvpool.checks.recount import compare_counts, compare_shared
 from kvpool.checks.scrub import Scrub
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
+from kvpool.ids import EPOCH_BYTES, PROBE_MODEL, ConnectionId, NamespaceId
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
@@ -49,6 +50,7 @@ from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
+from kvpool.states import Level
 from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.waiting_room import Room
@@ -57,7 +59,7 @@ from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.transfer.workers import Workers, call_later
-from kvpool.types import EPOCH_BYTES, PROBE_MODEL, ConnectionId, Level, Measurements, NamespaceId
+from kvpool.usage import Measurements
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
+from kvpool.ids import NamespaceId
 from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
-from kvpool.types import NamespaceId
 
 BYTES_MAX = 64 << 20
 # Each is looked at whenever something has come: all of them take a millisecond.

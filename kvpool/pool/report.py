@@ -9,7 +9,7 @@ from typing import Any
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.tiers.dram.tier import PageUse
-from kvpool.types import MASS_UNIT, SPARSE_COUNTS, Measurements
+from kvpool.usage import MASS_UNIT, SPARSE_COUNTS, Measurements
 
 Sections = dict[str, dict[str, int | float | str]]
 

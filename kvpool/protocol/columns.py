@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.errors import ProtocolError
+from kvpool.ids import DURATION_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.protocol.records import messages as m
-from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
+from kvpool.states import KEEP_PRIORITY, PRIORITY_MAX
 
 NUMBER_BYTES = 8
 COUNT_BYTES = 4

@@ -11,14 +11,8 @@ import struct
 from collections.abc import Sequence
 
 from kvpool.errors import ProtocolError
-from kvpool.types import (
-    CLIENT_DECLINES,
-    LEVELS,
-    SPARSE_COUNTS,
-    LoadReason,
-    SparseUsage,
-    UsageReport,
-)
+from kvpool.states import CLIENT_DECLINES, LEVELS, LoadReason
+from kvpool.usage import SPARSE_COUNTS, SparseUsage, UsageReport
 
 LOOKUPS, LOOKUP_CHUNKS, LOADS = range(3)
 HIT_CHUNKS = 3

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol.records.messages import RECORDS_MAX
-from kvpool.types import Level
+from kvpool.states import Level
 
 _WORD = np.dtype("<u8")
 _LEVEL_SHIFT = 32

@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 
 from kvpool.errors import LayoutMismatch, ProtocolError
+from kvpool.events import Cause, Event, EventKind, StoredChunk
 from kvpool.layout import Layout
-from kvpool.types import Cause, Event, EventKind, StoredChunk
 
 # A namespace as an event names it: the model, and the layout of one rank.
 NamespaceNames = dict[int, tuple[str, Layout]]

@@ -11,8 +11,8 @@ One thread. Invariant: each chunk of `_waiting` is in its parent's list of `_chi
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from kvpool.events import Event, EventKind, StoredChunk
 from kvpool.router_events.block_hashes import block_hash
-from kvpool.types import Event, EventKind, StoredChunk
 
 
 class SnapshotOrder:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.events import Event, EventKind
 from kvpool.router_events.block_hashes import block_hash, blocks_of, hashes_of
 from kvpool.router_events.columns import NamespaceNames
-from kvpool.types import Event, EventKind
 
 
 def trtllm_event(event: Event, namespaces: NamespaceNames, block_tokens: int = 0) -> dict[str, Any]:

@@ -27,9 +27,10 @@ import msgpack
 import numpy as np
 
 import kvpool_native
+from kvpool.events import Event, EventKind, StoredChunk
 from kvpool.layout import Layout
 from kvpool.router_events.block_hashes import block_hash, blocks_of, hashes_of
-from kvpool.types import Event, EventKind, Level, StoredChunk
+from kvpool.states import Level
 
 MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.STORE: "EXTERNAL"}
 # The tier that has a block, where a router knows several by one medium: the engine's own offloading beside the pool.

@@ -17,6 +17,7 @@ from kvpool import __version__
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import LayoutMismatch, Refused
+from kvpool.ids import ConnectionId
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol import versions
@@ -38,7 +39,6 @@ from kvpool.server.peers.peer_list import PeerVerbs, ReloadedFleet, peer_rows
 from kvpool.server.reload import KeyFile, Reload
 from kvpool.server.service import VERBS, ConnectionCounts, OperatorVerbs, engine_handlers, operator_handlers
 from kvpool.server.steering import SteeringVerbs
-from kvpool.types import ConnectionId
 
 if TYPE_CHECKING:
     from kvpool.server.events.publishers import EventPublishers

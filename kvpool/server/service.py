@@ -38,7 +38,7 @@ from kvpool.server.events.requests import EventVerbs
 from kvpool.server.health.forked_check import check_in_child
 from kvpool.server.peers.peer_list import PeerVerbs
 from kvpool.server.steering import SteeringVerbs
-from kvpool.types import RetainState
+from kvpool.states import RetainState
 
 DEMOTE_ALL_S_MAX = 3600.0
 PROBLEMS_MAX = 500

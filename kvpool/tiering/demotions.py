@@ -27,13 +27,14 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.ids import HoldId, NamespaceId, ReservationId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
+from kvpool.states import DEFAULT_PRIORITY, SaveState, WriteOrder
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Finished, JobId, Moves, Outcome, Writable
 from kvpool.tiers.jobs import Jobs
-from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,8 +12,8 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.log_pace import LogPace
+from kvpool.states import LoadFault, SaveState
 from kvpool.tiers.base import Finished, Outcome
-from kvpool.types import LoadFault, SaveState
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ other nodes, and of what each of them has.
 
 from collections import Counter
 
-from kvpool.types import ConnectionId
+from kvpool.ids import ConnectionId
 
 UNBOUNDED = 1 << 62
 PEER_PART = 0.75

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import kvpool_native
+from kvpool.ids import HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import Moves
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun
-from kvpool.types import HoldId
 
 _ROOT = KeyColumn(b"")
 

@@ -19,15 +19,16 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.states import SaveState
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, Finished, JobId, Moves, Outcome, Readable
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
-from kvpool.types import ConnectionId, HoldId, SaveState
 
 GENERATION_BYTES = 8
 

@@ -17,14 +17,15 @@ from functools import partial
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.ids import HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.states import Level, SaveState
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.link import ArenaSide, Link
 from kvpool.tiering.placed_run import PlacedRun
 from kvpool.tiers.base import NOT_STARTED, Counters, Finished, JobId, Moves
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, Remote, RemoteRun
-from kvpool.types import HoldId, Level, SaveState
 
 
 class RemoteLink(Link[Remote]):

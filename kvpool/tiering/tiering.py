@@ -13,8 +13,10 @@ import kvpool_native
 from kvpool.checks.checksum_jobs import ChecksumJobs
 from kvpool.clock import Clock
 from kvpool.config.config import Config
+from kvpool.ids import DURATION_BYTES, HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.states import Level, RetainState
 from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.tiering.link import Link, StockedLink
 from kvpool.tiering.lower_link import LowerLink
@@ -24,7 +26,6 @@ from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.base import ArenaTier, Counters, Headers, Info, Tier
 from kvpool.tiers.remote import NOBODY, Asker
 from kvpool.tiers.slots import Slots
-from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
 _UNPROTECTED = contextlib.nullcontext()
 

@@ -31,8 +31,8 @@ import kvpool_native
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.packed_rows import MOVE_ROW, struct_of
+from kvpool.states import Level
 from kvpool.tiers.slots import Slots
-from kvpool.types import Level
 
 _MOVE, _ = struct_of(MOVE_ROW, "key", "generation")
 

@@ -11,10 +11,10 @@ if *this* node has a chunk, a save above all, does not count that level. Control
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvpool.ids import ConnectionId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import JobId, Moves, Tier
-from kvpool.types import ConnectionId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

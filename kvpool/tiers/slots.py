@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import kvpool_native
+from kvpool.ids import HoldId, NamespaceId, SizeClassId
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.types import HoldId, Level, NamespaceId, SizeClassId
+from kvpool.states import Level
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ time, so a copy computes the checksum of the bytes that it stores and never read
 import fcntl
 
 import kvpool_native
-from kvpool.types import PAGE_BYTES, ConnectionId
+from kvpool.ids import PAGE_BYTES, ConnectionId
 
 
 class StagingAreas:

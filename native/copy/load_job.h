@@ -22,7 +22,7 @@
 
 namespace kvpool {
 
-// Why a load ended; the wire codes of kvpool.types.LoadReason.
+// Why a load ended; the wire codes of kvpool.states.LoadReason.
 enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLED = 3, IO = 5 };
 
 enum class ExtentState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 import kvpool_native
+from kvpool.events import Cause, Event, EventKind
 from kvpool.keys import salt_tag
 from kvpool.layout import Layout
 from kvpool.router_events.block_hashes import block_hashes, blocks_of
 from kvpool.router_events.columns import pack_events, unpack_events
 from kvpool.router_events.trtllm_format import trtllm_event
 from kvpool.router_events.vllm_format import DYNAMO_SALT, EventForm, batches
-from kvpool.types import Cause, Event, EventKind, Level
+from kvpool.states import Level
 from tests.rigs.events import router
 from tests.rigs.events.router import decode
 

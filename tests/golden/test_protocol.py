@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvpool.events import Cause, Event, EventKind
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.batch import BATCHED
@@ -12,7 +13,7 @@ from kvpool.protocol.verbs import OPERATOR
 from kvpool.router_events import columns as event_columns
 from kvpool.router_events.columns import pack_events
 from kvpool.server.service import VERBS
-from kvpool.types import Cause, Event, EventKind, RetainState, SaveState
+from kvpool.states import RetainState, SaveState
 from kvpool_client.verbs.results import RetainResult, SaveResult, save_state_of
 from tests.golden import wire
 

@@ -6,7 +6,8 @@ A changed column is a change of the protocol (docs/protocol.md). `python -m test
 from pathlib import Path
 
 from kvpool.protocol import usage
-from kvpool.types import SPARSE_COUNTS, Level, SparseUsage
+from kvpool.states import Level
+from kvpool.usage import SPARSE_COUNTS, SparseUsage
 
 COLUMN = Path(__file__).parent / "usage_column.txt"
 COUNTS = range(0x0101, 0x0101 * (usage.COUNTS + 1), 0x0101)

@@ -14,8 +14,8 @@ import pytest
 from kvpool.index.namespaces import Namespace
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
+from kvpool.states import DEFAULT_PRIORITY, Level, RetainState
 from kvpool.tiers.base import NOT_STARTED, JobId, Moves
-from kvpool.types import DEFAULT_PRIORITY, Level, RetainState
 from tests.rigs.tiers.memory_tier import Fault, Medium
 from tests.rigs.tiers.tiered_pool import MOVED_S, TieredPool, key_of, medium_of
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from kvpool.events import Cause, Event, EventKind
+from kvpool.ids import KEY_BYTES
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, event_of_run
 from kvpool.keys import SCOPE_BYTES_MAX, pack_scope, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
-from kvpool.types import KEY_BYTES, Cause, Event, EventKind, Level
+from kvpool.states import Level
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key, sums
 
 ROW, _ = struct_of(CHANGE_ROW, "key", "unused")

@@ -12,6 +12,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from kvpool.clock import MonotonicClock
+from kvpool.ids import NamespaceId
 from kvpool.index.remote_chunks import DECLINED_NS, NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import BackOffSettings
@@ -19,7 +20,7 @@ from kvpool.peers.control.server import ControlServer
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.types import NamespaceId, SaveState
+from kvpool.states import SaveState
 from tests.rigs.events.journal_rig import Rig, key, sums, words_of
 from tests.rigs.nodes.longest_run import longest_run
 from tests.rigs.nodes.peers import Fleet, Owner, Watcher, fleet, identity_of, until

@@ -21,11 +21,12 @@ import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
+from kvpool.states import Level, SaveState
 
 LAYOUT = kv.Layout(layers=1, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=64)
 CHUNK = LAYOUT.chunk_bytes

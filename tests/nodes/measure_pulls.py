@@ -11,9 +11,9 @@ import sys
 import time
 from dataclasses import replace
 
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.protocol.records import messages as m
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import LAYOUT, key_of
 

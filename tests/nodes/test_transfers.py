@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import wait_until
 from tests.rigs.nodes.network import ANSWER_S, STALL_S, chain_of, ends_within, load, network, wait_known
 from tests.rigs.nodes.two_nodes import assert_converged

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpool.clock import Clock
+from kvpool.ids import ConnectionId
 from kvpool.protocol.frames import FrameReader
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS
-from kvpool.types import ConnectionId
 
 
 class Transport(asyncio.Transport):

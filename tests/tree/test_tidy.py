@@ -39,7 +39,21 @@ PACKAGES: dict[str, set[str]] = {
     "studies": {"kvpool", "kvpool_client", "kvpool_blocks", "kvpool_sparse", "kvpool_tools"},
 }
 BASE = {
-    *("types", "errors", "units", "layout", "layouts", "keys", "clock", "failpoint", "ownership", "escaping"),
+    *(
+        "ids",
+        "states",
+        "usage",
+        "events",
+        "errors",
+        "units",
+        "layout",
+        "layouts",
+        "keys",
+        "clock",
+        "failpoint",
+        "ownership",
+        "escaping",
+    ),
     *("key_column", "packed_rows", "memory_limit", "log_pace", "socket_path"),
 }
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
@@ -85,7 +99,20 @@ NATIVE_LAYERS: dict[str, set[str]] = {
 }
 # What the packages of client/ may import of `kvpool`.
 SHARED = {
-    *("types", "key_column", "errors", "layout", "layouts", "keys", "clock", "failpoint", "protocol"),
+    *(
+        "ids",
+        "states",
+        "usage",
+        "events",
+        "key_column",
+        "errors",
+        "layout",
+        "layouts",
+        "keys",
+        "clock",
+        "failpoint",
+        "protocol",
+    ),
     *("router_events", "socket_path", "__version__"),
 }
 NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}
@@ -360,6 +387,6 @@ def test_the_client_is_thin() -> None:
     assert not foreign
     parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
     assert parts <= {
-        *("types", "key_column", "errors", "layout", "layouts", "keys", "clock", "protocol"),
+        *("ids", "states", "usage", "events", "key_column", "errors", "layout", "layouts", "keys", "clock", "protocol"),
         *("router_events", "failpoint", "units", "ownership", "socket_path"),
     }

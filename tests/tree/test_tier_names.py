@@ -14,7 +14,7 @@ SSD_NAMED_IN = (
     "kvpool/cli/",
     "kvpool/pool/lower_tiers.py",
     "kvpool/tiers/store/objects.py",  # its objects have the headers of slots on disk
-    "kvpool/types.py",
+    "kvpool/states.py",
     "kvpool/router_events/vllm_format.py",
     "kvpool/server/metrics/definitions.py",
     "kvpool/server/reload.py",
@@ -26,7 +26,7 @@ HBM_NAMED_IN = (
     "kvpool/tiers/hbm/",
     "kvpool/config/",
     "kvpool/pool/lower_tiers.py",
-    "kvpool/types.py",
+    "kvpool/states.py",
     "kvpool/journal/",  # what engines have is at the same level
     "kvpool/router_events/vllm_format.py",
     "kvpool/server/metrics/definitions.py",

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.types import DEFAULT_PRIORITY
+from kvpool.states import DEFAULT_PRIORITY
 from kvpool_blocks.block_memory import BlockShape, checked_device
 from kvpool_blocks.block_pool import BlockPool
 from kvpool_blocks.executor import cache_settings

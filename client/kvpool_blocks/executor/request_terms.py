@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_blocks.sequence import Retention
 from kvpool_blocks.tree.scope import Scope
 

@@ -8,7 +8,7 @@ one root. Not a map of keys: full blocks are found by their key. One thread.
 from bisect import bisect_left, bisect_right, insort
 from typing import Generic, TypeVar
 
-from kvpool.types import TOKEN_BYTES
+from kvpool.ids import TOKEN_BYTES
 
 RUN_MAX = 512
 

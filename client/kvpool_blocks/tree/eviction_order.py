@@ -9,7 +9,7 @@ clock: now is an argument.
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-from kvpool.types import DEFAULT_PRIORITY
+from kvpool.states import DEFAULT_PRIORITY
 
 DEAD_ENTRIES_MIN = 64
 

@@ -13,7 +13,7 @@ idle leaf without a pin is offered for eviction. Only `evict` removes nodes. Key
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvpool.types import DEFAULT_PRIORITY
+from kvpool.states import DEFAULT_PRIORITY
 from kvpool_blocks.tree.child_order import ChildOrder
 from kvpool_blocks.tree.eviction_order import EvictionOrder
 from kvpool_blocks.tree.scope import Scope

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from kvpool.protocol import usage
-from kvpool.types import CLIENT_DECLINES, LEVELS, Level, LoadReason
+from kvpool.states import CLIENT_DECLINES, LEVELS, Level, LoadReason
 from kvpool_client.verbs.results import LoadResult, SaveResult
 
 _DRAM = int(Level.DRAM)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvpool.errors import KVPoolError
+from kvpool.ids import TOKEN_BYTES
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.records import messages as m
-from kvpool.types import TOKEN_BYTES
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 

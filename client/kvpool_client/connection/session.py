@@ -25,6 +25,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
+from kvpool.ids import EPOCH_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol import columns, versions
@@ -32,7 +33,6 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import EPOCH_BYTES
 from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
 

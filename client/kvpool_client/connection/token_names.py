@@ -4,10 +4,11 @@ These give bytes alone. Without the ids no router is sent an event of such a chu
 """
 
 import kvpool_native
+from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records.messages import COMMIT_BYTES_MAX
-from kvpool.types import PEER, TOKEN_BYTES
+from kvpool.states import PEER
 from kvpool_client.connection.session import Session
 from kvpool_client.verbs.results import Hit
 

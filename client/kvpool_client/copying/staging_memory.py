@@ -8,7 +8,7 @@ bytes move.
 import threading
 
 import kvpool_native
-from kvpool.types import PAGE_BYTES
+from kvpool.ids import PAGE_BYTES
 
 # Large enough that a request to the daemon is small beside the copy, small enough for several in the area: with 1 to 8 MiB a
 # save takes a tenth to two thirds more CPU time on both sides, with 32 MiB as much (saves of 256 MiB in a bench daemon).

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, permutations
 
 from kvpool.clock import NS_PER_S
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.peer_pace import PeerPace
 
 # Bytes per second before anything was measured (guesses; each counts as one measurement of the first few, of GUESSED_BYTES).

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvpool.errors import InvalidArgument
-from kvpool.types import PRIORITY_MAX, TokenRange
+from kvpool.states import PRIORITY_MAX, TokenRange
 from kvpool_client.retention import check_retention
 
 ACTIONS_MAX = 64

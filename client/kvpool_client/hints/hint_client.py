@@ -10,7 +10,7 @@ from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import RetainState, TokenRange
+from kvpool.states import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.promise_line import PromiseLine

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvpool.errors import InvalidArgument, did_you_mean
 from kvpool.keys import namespace_name
 from kvpool.socket_path import fault_of_path, find_socket
-from kvpool.types import PRIORITY_MAX
+from kvpool.states import PRIORITY_MAX
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}

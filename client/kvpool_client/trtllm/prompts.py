@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool.types import DEFAULT_PRIORITY
+from kvpool.states import DEFAULT_PRIORITY
 from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims.claim import NO_CLAIM, Claim
 from kvpool_client.trtllm.geometry import Geometry

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace

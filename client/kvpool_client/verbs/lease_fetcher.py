@@ -14,7 +14,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
-from kvpool.types import DRAM, PEER, STORE
+from kvpool.states import DRAM, PEER, STORE
 from kvpool_client.arguments import check_hit
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import DRAM
+from kvpool.states import DRAM
 
 Words = npt.NDArray[np.uint64]
 Levels = npt.NDArray[np.uint8]

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.arguments import as_index
 from kvpool_client.connection.stall import Stall
 from kvpool_client.verbs.lease import LeaseHold

@@ -9,7 +9,7 @@ from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session

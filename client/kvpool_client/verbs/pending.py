@@ -9,7 +9,7 @@ import threading
 
 from kvpool.clock import Deadline
 from kvpool.key_column import KeyColumn
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.session import Session
 
 # Polling interval: it begins short and grows by half each time, because a save takes a millisecond or a forward pass.

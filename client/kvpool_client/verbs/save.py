@@ -27,7 +27,7 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool_client.arguments import as_index
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session

@@ -16,7 +16,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs
-from kvpool.types import KEEP_PRIORITY, SaveState
+from kvpool.states import KEEP_PRIORITY, SaveState
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link

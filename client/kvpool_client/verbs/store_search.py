@@ -26,7 +26,7 @@ from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import DRAM, PEER, STORE
+from kvpool.states import DRAM, PEER, STORE
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from kvpool.errors import KVPoolError
+from kvpool.events import Event, StoredChunk
 from kvpool.layout import Layout
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import EventForm, TokenIds, WireEvent, batches
-from kvpool.types import Event, StoredChunk
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventMark
 from kvpool_client.pool import Pool

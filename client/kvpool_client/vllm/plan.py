@@ -7,7 +7,7 @@ for its step; of earlier plans a worker retains only running orders. Immutable; 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.vllm.ranks.stage_layers import StageLayers
 
 

@@ -8,13 +8,13 @@ Invariant: every hold in `holds` covers exactly the first `chunks` chunks; there
 """
 
 import kvpool_native
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.tiering import RunBelow, RunElsewhere, Tiering
 from kvpool.tiers.remote import Asker
-from kvpool.types import ConnectionId, HoldId
 
 
 class ChainHolds:

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import kvpool_native
+from kvpool.ids import HoldId
 from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST
-from kvpool.types import HoldId
 
 
 class EndingHolds:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvpool.config.config import Config
+from kvpool.ids import ConnectionId, NamespaceId
 from kvpool.index.namespaces import Namespaces
-from kvpool.types import ConnectionId, NamespaceId
 from kvpool_native import Directory, HolderUse
 
 # All other nodes together, among the users of this one: a number that no user has.

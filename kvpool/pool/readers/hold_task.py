@@ -14,6 +14,7 @@ from itertools import chain, compress, count, repeat
 from operator import lt
 
 import kvpool_native
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.chain_holds import ChainHolds
@@ -22,7 +23,6 @@ from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.remote import Asker
-from kvpool.types import ConnectionId, HoldId
 
 # Chunks without a parent that are held in one part of a request: about half a millisecond.
 CHAINS_AT_ONCE = 16

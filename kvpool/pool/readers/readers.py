@@ -18,6 +18,7 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
+from kvpool.ids import ConnectionId, HoldId, LeaseId
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
@@ -31,7 +32,6 @@ from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
 from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
 class Taken(NamedTuple):

@@ -26,12 +26,14 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
+from kvpool.events import Event, EventKind
+from kvpool.ids import HoldId, NamespaceId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
+from kvpool.states import DEFAULT_PRIORITY, NODE_TIERS, Level, levels_in
 from kvpool.tiers.base import Moves, Outcome
 from kvpool.tiers.store.tier import PUBLISHED_CHUNKS_MAX, StoreTier
-from kvpool.types import DEFAULT_PRIORITY, NODE_TIERS, Event, EventKind, HoldId, Level, NamespaceId, levels_in
 
 TURN_KEYS = 256
 EVENTS_BYTES_MAX = 64 << 10

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvpool.errors import ProtocolError
+from kvpool.ids import TOKEN_BYTES
 from kvpool.index.reservations import ReservedRun
 from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.layout import Layout
-from kvpool.types import TOKEN_BYTES
 
 CHECKSUM_BYTES = 4
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 import kvpool_native
-from kvpool.types import ReservationId
+from kvpool.ids import ReservationId
 
 # Chunks ended in one call: half a millisecond (a chunk that was not stored takes 1 us). A reservation itself costs as much as
 # some chunks.

@@ -15,11 +15,12 @@ from typing import NamedTuple, Protocol
 
 import kvpool_native
 from kvpool.errors import ProtocolError
+from kvpool.ids import ReservationId
 from kvpool.index.reservations import ReservedRun
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import CHECKSUM_BYTES, Extents
 from kvpool.key_column import KeyColumn
-from kvpool.types import ReservationId, SaveState
+from kvpool.states import SaveState
 
 _STORED = bytes([SaveState.STORED])
 

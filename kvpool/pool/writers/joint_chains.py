@@ -15,9 +15,9 @@ from collections.abc import Collection
 from itertools import pairwise
 from operator import attrgetter
 
+from kvpool.ids import ConnectionId, NamespaceId, ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part
 from kvpool.index.namespaces import Namespace
-from kvpool.types import ConnectionId, NamespaceId, ReservationId
 
 # Checksums of incomplete chunks are in the daemon's own memory: 64 MiB for so many extents.
 EXTENTS_MAX = 1 << 24

@@ -25,6 +25,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.config.config import DramConfig
+from kvpool.ids import ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part, Placed
 from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespace
 from kvpool.index.namespaces_by_user import Geometry
@@ -34,7 +35,7 @@ from kvpool.layouts.share import Share
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.joint_chains import JointChains
-from kvpool.types import ReservationId, SaveState
+from kvpool.states import SaveState
 
 # Numbers of parts: far above those of the directory, which rise from 1.
 FIRST_PART = 1 << 40

@@ -7,12 +7,13 @@ argument.
 from typing import Protocol
 
 import kvpool_native
+from kvpool.ids import ConnectionId, ReservationId
 from kvpool.index.joint_chunks import Part, Placed, Rows
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.joint_saves import JointSaves
-from kvpool.types import ConnectionId, ReservationId, SaveState
+from kvpool.states import SaveState
 
 _RESERVED = bytes([SaveState.RESERVED])
 

@@ -18,7 +18,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.places import Place
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol.reserve_runs import RunForm
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 
 
 @dataclass(frozen=True, slots=True)

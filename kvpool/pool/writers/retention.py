@@ -14,11 +14,12 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.ids import DURATION_BYTES, NamespaceId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.states import KEEP_PRIORITY, RetainState, SaveState
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, NamespaceId, RetainState, SaveState
 
 # How long DRAM evicts an unused demoted chunk before others; then it is an ordinary chunk.
 DEMOTED_MS = 600_000

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import kvpool_native
 from kvpool.clock import Clock
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents
 from kvpool.layout import Layout
@@ -23,7 +24,6 @@ from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.transfer.staged_copy import StagedCopy
 from kvpool.transfer.staging import StagingAreas
 from kvpool.transfer.workers import Workers, call_later
-from kvpool.types import ConnectionId
 from kvpool.units import write_size
 
 

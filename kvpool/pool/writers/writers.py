@@ -15,6 +15,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config.config import DramConfig
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
+from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.reservations import Reservation, Reservations, ReservedRun
@@ -32,7 +33,7 @@ from kvpool.pool.writers.reserve_task import ReservedSlots, ReserveTask, TaskRun
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import RunForm
-from kvpool.types import ConnectionId, ReservationId, SaveId, SaveState
+from kvpool.states import SaveState
 
 
 class AskedRun(NamedTuple):

@@ -27,6 +27,7 @@ from typing import Any, cast
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.errors import KVPoolError, ProtocolError, Refused
+from kvpool.ids import ConnectionId
 from kvpool.index.parts import Parts
 from kvpool.protocol import versions
 from kvpool.protocol.frames import FrameReader
@@ -34,7 +35,6 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.one_way import UNANSWERED
 from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import RequestTimes
-from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ Control thread only. Invariant: `_total` is the sum over `_waiting`, which is in
 
 from collections.abc import Callable
 
-from kvpool.types import ConnectionId
+from kvpool.ids import ConnectionId
 
 UNFINISHED_BYTES_MAX = 64 << 20
 # A connection's remainder below that costs what its socket costs.

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from kvpool.clock import NS_PER_S, Clock
+from kvpool.ids import ConnectionId
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
@@ -15,7 +16,6 @@ from kvpool.server.connections.audit import audited
 from kvpool.server.connections.input_budget import InputBudget
 from kvpool.server.connections.local_socket import Peer
 from kvpool.server.connections.roster import Member, Roster
-from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
 

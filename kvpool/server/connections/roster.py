@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from kvpool.clock import Clock
 from kvpool.errors import Refused
+from kvpool.ids import ConnectionId
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.local_socket import Peer
-from kvpool.types import ConnectionId
 
 OPERATOR_CONNECTIONS = 2
 

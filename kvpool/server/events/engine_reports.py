@@ -14,6 +14,7 @@ import numpy as np
 import kvpool_native
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
+from kvpool.ids import TOKEN_BYTES
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.engine_chunks import EngineChunk, Source
@@ -24,7 +25,6 @@ from kvpool.peers.token_bucket import TokenBucket
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.verbs import ENGINE, verb
-from kvpool.types import TOKEN_BYTES
 from kvpool.units import format_size
 
 # A flood of changes keeps a report waiting; the engine repeats one that was refused as busy (guess).

@@ -27,6 +27,8 @@ import zmq
 
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
+from kvpool.events import StoredChunk
+from kvpool.ids import PROBE_MODEL
 from kvpool.keys import name_without_revision
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
@@ -37,7 +39,6 @@ from kvpool.server.events.sockets import EventSockets
 from kvpool.server.events.source import EventSource, NamedEvents
 from kvpool.server.events.step_watch import StepWatch
 from kvpool.server.metrics.measurements import LoopStalled
-from kvpool.types import PROBE_MODEL, StoredChunk
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from operator import attrgetter
 
 from kvpool.errors import ProtocolError
+from kvpool.events import Event
+from kvpool.ids import EPOCH_BYTES, NamespaceId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.snapshot_page import SnapshotPage
@@ -24,7 +26,6 @@ from kvpool.protocol.verbs import EVERYBODY, OPERATOR, verb
 from kvpool.router_events import columns as event_columns
 from kvpool.server.connections.connection import Answer
 from kvpool.server.events.source import HEADERS_TIMEOUT_S
-from kvpool.types import EPOCH_BYTES, Event, NamespaceId
 
 WAIT_S_MAX = 30.0
 # With `journal.ANSWER_BYTES_MAX` of events they fit a frame.

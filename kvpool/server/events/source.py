@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
+from kvpool.ids import NamespaceId
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.event_log import EventSlice
 from kvpool.journal.journal import Journal
 from kvpool.journal.snapshot_page import SnapshotPage
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.server.metrics.measurements import LoopReader
-from kvpool.types import NamespaceId
 
 READ_TIMEOUT_S = 5.0
 # A page of headers takes about 10 ms; a disk that hangs must not delay events to routers.

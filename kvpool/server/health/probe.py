@@ -29,6 +29,7 @@ import numpy as np
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.errors import KVPoolError, Refused
+from kvpool.ids import KEY_BYTES, PROBE_MODEL
 from kvpool.layout import Layout
 from kvpool.protocol import columns
 from kvpool.protocol.blocking import BlockingConnection
@@ -37,7 +38,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, PROBE_MODEL, SaveState
+from kvpool.states import SaveState
 
 PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
 STEP_TIMEOUT_S = 2.0

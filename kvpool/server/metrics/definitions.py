@@ -21,8 +21,9 @@ from kvpool.server.metrics.peer_definitions import PEER_METRICS
 from kvpool.server.metrics.request_times import BOUNDS_NS
 from kvpool.server.metrics.sparse_definitions import SPARSE_METRICS
 from kvpool.server.metrics.store_definitions import STORE_METRICS
+from kvpool.states import Level
 from kvpool.tiering.admission import DECLINED, Admitted
-from kvpool.types import Level, ModelUsage
+from kvpool.usage import ModelUsage
 
 
 def _index(key: str) -> Callable[[Scrape], float]:

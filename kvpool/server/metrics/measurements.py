@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from kvpool.errors import KVPoolError
 from kvpool.server.health.health import HealthReport
 from kvpool.server.metrics.request_times import VerbTimes
-from kvpool.types import Measurements
+from kvpool.usage import Measurements
 
 Result = TypeVar("Result")
 

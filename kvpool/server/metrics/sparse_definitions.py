@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.metric import Metric, Values, counter
-from kvpool.types import MASS_UNIT, SparseUsage
+from kvpool.usage import MASS_UNIT, SparseUsage
 
 _NONE = SparseUsage()
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvpool.events import Event, EventKind
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, EventSlice
 from kvpool.journal.journal import Journal
 from kvpool.journal.snapshot_page import SNAPSHOT_END
@@ -27,7 +28,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers.save_notes import NotesSlice, SaveNotes
-from kvpool.types import NODE_TIERS, Event, EventKind
+from kvpool.states import NODE_TIERS
 
 # Keys of a page, and the size of the events that an answer adds up, with their token ids: a turn of less than a millisecond
 # (measured: 40 ns for a key of a page, 0.7 µs for one of an event of four).

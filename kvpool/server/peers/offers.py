@@ -39,9 +39,9 @@ from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.doubts import Doubts
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
+from kvpool.states import DRAM, Level
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
-from kvpool.types import DRAM, Level
 
 log = logging.getLogger(__name__)
 

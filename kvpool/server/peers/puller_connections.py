@@ -9,12 +9,12 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.pool.pool import Pool
-from kvpool.types import ConnectionId
 
 # Connections of engines count up from 1, and keys of other nodes from FIRST_PEER. Numbers of sessions are used again.
 FIRST_CONNECTION = 1 << 31

@@ -21,14 +21,15 @@ from functools import partial
 import numpy as np
 
 import kvpool_native
+from kvpool.ids import HoldId, ReservationId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import PART_CHUNKS
+from kvpool.states import Level, SaveState
 from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiering.link import ArenaSide, StockedLink
 from kvpool.tiers.base import NOT_STARTED, Counters, Exported, Finished, Moves, Outcome
-from kvpool.types import HoldId, Level, ReservationId, SaveState
 
 # Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
 STARTED_AT_ONCE = 32

@@ -7,8 +7,8 @@ counts the chunks of all prefixes here.
 
 from collections import OrderedDict
 
+from kvpool.ids import NamespaceId
 from kvpool.tiering.copies.placement import LeasedPrefix
-from kvpool.types import NamespaceId
 
 # Guesses: more than the leases of a second, and keys of two megabytes.
 DUE_MAX = 1024

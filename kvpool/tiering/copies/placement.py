@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvpool_native
+from kvpool.ids import HoldId, SizeClassId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
-from kvpool.types import HoldId, SizeClassId
 
 
 @dataclass(slots=True)

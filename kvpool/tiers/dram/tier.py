@@ -21,10 +21,10 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config.config import DramConfig
 from kvpool.errors import LayoutMismatch
+from kvpool.ids import PAGE_BYTES
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram import numa as numa_nodes
 from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
-from kvpool.types import PAGE_BYTES
 from kvpool.units import write_size
 
 log = logging.getLogger(__name__)

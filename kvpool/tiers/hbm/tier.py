@@ -23,6 +23,7 @@ from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.packed_rows import DEVICE_MOVE_ROW
+from kvpool.states import Level
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -41,7 +42,6 @@ from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
 from kvpool.tiers.hbm.plan import NAME, HbmPlan
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.transfer.workers import call_later
-from kvpool.types import Level
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
+from kvpool.states import Level
 from kvpool.tiers.base import NOT_STARTED, UNOWNED, ArenaMemory, Counters, Finished, Info, JobId, Moves, TierOwner
 from kvpool.tiers.peer.choice import choose_run
 from kvpool.tiers.peer.node_records import NodeRecords
@@ -31,7 +32,6 @@ from kvpool.tiers.peer.pulls import Pull, Pulls
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_transport import StreamTransport
 from kvpool.transfer.transport import Transport
-from kvpool.types import Level
 
 NAME = "peer"
 # Between two times that paces are published though nothing was pulled.

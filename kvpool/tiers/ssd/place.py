@@ -10,8 +10,8 @@ import os
 import stat
 from pathlib import Path
 
+from kvpool.ids import PAGE_BYTES
 from kvpool.tiers.ssd.plan import SsdPlan, segment_name
-from kvpool.types import PAGE_BYTES
 
 PROBE_NAME = "probe"
 _LACKS_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what is there already needs none

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvpool.config.config import Config, SsdConfig
 from kvpool.errors import ConfigError
+from kvpool.ids import PAGE_BYTES
 from kvpool.tiers.ssd.catalogue.identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
-from kvpool.types import PAGE_BYTES
 from kvpool.units import format_size, write_size
 
 NAME = "ssd"

@@ -28,6 +28,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.keys import namespace_fingerprint
 from kvpool.log_pace import LogPace
 from kvpool.memory_limit import describe
+from kvpool.states import Level
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -52,7 +53,6 @@ from kvpool.tiers.ssd.opening import Opened, open_ssd
 from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
-from kvpool.types import Level
 from kvpool.units import format_duration
 
 log = logging.getLogger(__name__)

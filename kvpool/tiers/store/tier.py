@@ -18,10 +18,12 @@ from typing import Any
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.store_options import StoreConfig
+from kvpool.ids import NamespaceId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerState, CircuitBreaker, Permit
+from kvpool.states import Level
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -41,7 +43,6 @@ from kvpool.tiers.store.objects import ObjectForm
 from kvpool.tiers.store.presence import Presence
 from kvpool.tiers.store.transfers import OnEnded, Transfer, Transfers
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
-from kvpool.types import Level, NamespaceId
 
 NAME = "store"
 # How long a chunk counts as there after the store has answered so: it keeps what it was asked for at least 5 s.

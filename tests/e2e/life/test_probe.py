@@ -13,7 +13,7 @@ from kvpool.errors import KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.server.health import probe as probe_module
 from kvpool.server.health.probe import PROBE_LAYOUT, Probe, ProbeFailed
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.payload import store, tokens_of
 

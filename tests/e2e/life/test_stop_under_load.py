@@ -11,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import kvpool_client as kv
-from kvpool.types import PROBE_MODEL
+from kvpool.ids import PROBE_MODEL
 from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import store, tokens_of

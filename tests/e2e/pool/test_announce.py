@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, Case, over
 from tests.rigs.payload import tokens_of

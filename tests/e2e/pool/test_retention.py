@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.layouts import Case, over

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
+from kvpool.ids import KEY_BYTES
 from kvpool.protocol.records.messages import SHARE_KEYS_MAX
 from kvpool.router_events.vllm_format import EventForm
-from kvpool.types import KEY_BYTES
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, WINDOW_CHUNKS, Case, over, shares_of

@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.layouts.groups import GROUPS_MAX
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.e2e.pool.conftest import Shared
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_tools.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import free_addresses

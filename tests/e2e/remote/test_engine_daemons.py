@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.engine_daemons import (

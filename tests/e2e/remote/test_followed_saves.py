@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, WRITE_MODES, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.verbs.store_search import ELSEWHERE_MAX
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until

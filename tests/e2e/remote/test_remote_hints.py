@@ -17,7 +17,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.server.health.probe import Probe
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.session import Session
 from kvpool_client.verbs.pending import PendingChunks
 from tests.rigs.daemon import SMALL, Daemon

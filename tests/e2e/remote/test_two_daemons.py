@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.peers.control.link import WRONG_KEYS
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import assert_converged
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of

@@ -6,7 +6,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
-from kvpool.types import MASS_UNIT, SPARSE_COUNTS, SparseUsage
+from kvpool.usage import MASS_UNIT, SPARSE_COUNTS, SparseUsage
 from kvpool_sparse import SequenceLost, SparseSequence
 from kvpool_sparse.tally import Tally
 from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, lose_lease, sequence_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.copying.leased_memory import LeasedMemory
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, Start, in_both_write_modes, wait_connected, wait_until

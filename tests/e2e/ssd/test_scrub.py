@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import assert_right_bytes, flip_bit, load_all, store, tokens_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import Daemon, Start, wait_connected
 from tests.rigs.kvpoolctl import ctl_json
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of

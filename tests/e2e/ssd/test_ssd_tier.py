@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.pool.chains import ROOM_WAIT_S
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 

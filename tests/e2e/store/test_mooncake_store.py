@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
+from kvpool.ids import NamespaceId, SizeClassId
 from kvpool.index.namespaces import Namespace
+from kvpool.states import Level
 from kvpool.tiers.store.objects import ObjectForm
-from kvpool.types import Level, NamespaceId, SizeClassId
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.layouts import CASES, HYBRID
 from tests.rigs.prompts import assert_loads, assert_served, key_of, load, prompt, store

@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.e2e.remote.test_two_daemons import options_of
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS

@@ -11,7 +11,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.sglang import part_store

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.events import EventKind, StoredChunk
 from kvpool.router_events.columns import unpack_chunks, unpack_events
-from kvpool.types import DEFAULT_PRIORITY, EventKind, StoredChunk
+from kvpool.states import DEFAULT_PRIORITY
 from tests.engines.vllm.conftest import Plain, StartEngine
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt

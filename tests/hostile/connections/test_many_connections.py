@@ -15,7 +15,7 @@ from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
     assert_nothing_is_left,

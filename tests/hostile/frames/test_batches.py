@@ -6,11 +6,12 @@ import msgpack
 import pytest
 
 from kvpool.errors import Refused
+from kvpool.ids import KEY_BYTES
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.dropping import drop_reservations

@@ -11,7 +11,7 @@ import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.protocol.records import messages as m
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.daemon_watch import assert_never_internal
 from tests.hostile.rigs.raw_clients import engine, hello_of, keys_of, raw_engine, read_back, reserve, store
 from tests.rigs.daemon import SMALL, Daemon

@@ -8,12 +8,13 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
+from kvpool.ids import KEY_BYTES
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import seeking as sk
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve_chain
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, key_of, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvpool.protocol.records import messages as m
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.hostile.rigs.raw_clients import engine, keys_of, mapped_arena, next_answer, raw_engine, read_back, store
 from tests.rigs.daemon import Daemon, wait_until
 

@@ -20,7 +20,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.hostile.conftest import Campaign
 from tests.hostile.memory.test_shared_memory import (
     FUTURE_WRITE,

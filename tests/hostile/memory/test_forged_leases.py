@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvpool.protocol.records import messages as m
-from kvpool.types import PEER
+from kvpool.states import PEER
 from kvpool_client.connection.session import Session
 from tests.rigs.daemon import Daemon
 from tests.rigs.payload import store, tokens_of

@@ -22,7 +22,7 @@ from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.dropping import drop_leases
 

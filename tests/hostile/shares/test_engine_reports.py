@@ -11,6 +11,7 @@ import pytest
 import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import KVPoolError, Refused
+from kvpool.events import Event, EventKind
 from kvpool.journal.engine_chunks import CHUNK_BYTES
 from kvpool.journal.event_log import EVENT_BYTES
 from kvpool.keys import DEFAULT_DOMAIN, pack_scope, root_key
@@ -18,7 +19,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.router_events.columns import unpack_events
 from kvpool.server.events.engine_reports import BURST_BYTES
-from kvpool.types import Event, EventKind, Level, ReportState
+from kvpool.states import Level, ReportState
 from tests.hostile.rigs.raw_clients import MODEL, engine, hello_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import tokens_of

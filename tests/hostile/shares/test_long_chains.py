@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.ids import KEY_BYTES
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES
 from tests.hostile.rigs.raw_clients import engine, keys_of, raw_engine
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.dropping import drop_leases

@@ -16,7 +16,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.service import VERBS
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.golden.wire import example_of
 from tests.hostile.rigs.raw_clients import (
     MODEL,

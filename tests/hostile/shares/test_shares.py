@@ -8,7 +8,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of, read_back, reserve, store
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 

@@ -9,8 +9,8 @@ import asyncio
 import os
 import random
 
+from kvpool.states import Level
 from kvpool.tiers.base import Outcome, TierState
-from kvpool.types import Level
 from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
 from tests.rigs.tiers.tiered_pool import key_of, medium_of
 

@@ -11,7 +11,7 @@ import kvpool_native
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group, GroupRole
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.verbs.finder import Finder

@@ -9,7 +9,7 @@ import pytest
 
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.verbs.finder import Finder
 from tests.model.groups.test_group_lookup_model import CHUNK, Index, chain_of, needed, random_layout

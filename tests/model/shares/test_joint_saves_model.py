@@ -10,7 +10,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.index.sessions import EngineSession
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, PartSave, chain_of, in_joint_pool
 
 SHARES = [kv.Share.of_rank(LAYOUT, rank, size) for size in (1, 2, 4, 8) for rank in range(size)]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvpool.ids import ConnectionId
 from kvpool.journal.engine_chunks import EngineChunk, Source
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
-from kvpool.types import ConnectionId
 from tests.rigs.events.journal_rig import Rig, key, words_of
 
 ONE, OTHER, AGAIN = Source(ConnectionId(1), 0), Source(ConnectionId(2), 0), Source(ConnectionId(1), 1)

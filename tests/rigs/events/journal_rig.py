@@ -15,8 +15,8 @@ from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
+from kvpool.states import Level, SaveState
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.types import Level, SaveState
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 

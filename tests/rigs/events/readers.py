@@ -6,7 +6,7 @@ Knows nothing of where events come from: `Replica` is given events and snapshot 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvpool.types import Event, EventKind, StoredChunk
+from kvpool.events import Event, EventKind, StoredChunk
 
 
 @dataclass

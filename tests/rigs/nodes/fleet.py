@@ -24,9 +24,9 @@ from kvpool.pool.lower_tiers import Site, TierPlan
 from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.offers import Offers
+from kvpool.states import Level
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.peer.tier import PeerTier
-from kvpool.types import Level
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool, medium_of
 

@@ -16,7 +16,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.columns import unpack_chunks
-from kvpool.types import NODE_TIERS
+from kvpool.states import NODE_TIERS
 from kvpool_native import Mapping, RemoteView
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.runs.ports import free_port

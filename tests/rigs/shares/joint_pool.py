@@ -15,12 +15,13 @@ import numpy as np
 import kvpool_client as kv
 import kvpool_native
 from kvpool.config.config import load_config
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import ConnectionId, SaveState
+from kvpool.states import SaveState
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.runs.in_setting import Test, in_setting

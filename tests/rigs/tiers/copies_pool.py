@@ -9,9 +9,9 @@ from kvpool.layout import Layout
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
+from kvpool.states import Level
 from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
-from kvpool.types import Level
 from tests.rigs.tiers.memory_device import UUID, MemoryDevice, copy_planner
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool, payload

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.types import Level, SaveState
+from kvpool.states import Level, SaveState
 
 DEVICE_SEGMENT = 2 << 20
 EXTENTS = 2

@@ -14,6 +14,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.lower_tiers import Planner, Site, TierPlan
+from kvpool.states import Level
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -28,7 +29,6 @@ from kvpool.tiers.base import (
     TierOwner,
 )
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
-from kvpool.types import Level
 
 STOP_TIMEOUT_S = 10.0
 

@@ -24,10 +24,12 @@ import kvpool_native
 from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
+from kvpool.ids import KEY_BYTES
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout, WireLayout
 from kvpool.packed_rows import RESTORE_ROW
 from kvpool.pool.lower_tiers import Planner, Site, TierPlan
+from kvpool.states import DEFAULT_PRIORITY, Level
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -43,7 +45,6 @@ from kvpool.tiers.base import (
     TierState,
 )
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, Level
 
 ENDED_AT_ONCE = 32
 STOP_TIMEOUT_S = 10.0

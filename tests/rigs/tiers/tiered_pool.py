@@ -10,14 +10,15 @@ import numpy as np
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
 from kvpool.pool.lower_tiers import Planner
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.states import Level, SaveState
 from kvpool.tiers.slots import SlotSizes
-from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 

@@ -9,7 +9,7 @@ import pytest
 import kvpool_native
 from kvpool.errors import DaemonUnreachable, InvalidArgument, Refused
 from kvpool.protocol.records import engine_chunks as ec
-from kvpool.types import ReportState
+from kvpool.states import ReportState
 from kvpool_blocks import tree_reporter
 from kvpool_blocks.tree.prefix_tree import Node, PrefixTree
 from kvpool_blocks.tree.scope import Scope

@@ -3,8 +3,8 @@
 import asyncio
 
 from kvpool.checks.dram_check import DramCheck
+from kvpool.ids import ChunkExtent, CorruptChunk, HoldId
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from kvpool.types import ChunkExtent, CorruptChunk, HoldId
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.flushing import flush_whole
 

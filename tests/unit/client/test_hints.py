@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.hints.envelope import (
     ACTIONS_MAX,
     DIRECTIVES_MAX,

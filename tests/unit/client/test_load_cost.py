@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.load_cost import (
     BYTES_TO_MEASURE,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvpool.errors import InvalidArgument
-from kvpool.types import KEEP_PRIORITY, TokenRange
+from kvpool.states import KEEP_PRIORITY, TokenRange
 from kvpool_client.retention import DURATION_S_MAX, plan_retention, ranges_of_blocks
 
 N = KEEP_PRIORITY

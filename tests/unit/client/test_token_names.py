@@ -9,7 +9,7 @@ import pytest
 import kvpool_native
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.one_way import NAMED_MAX, NameTokens
-from kvpool.types import DRAM, PEER
+from kvpool.states import DRAM, PEER
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.verbs.results import Hit

@@ -2,9 +2,9 @@
 
 import random
 
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.deadline_order import DeadlineOrder
 from kvpool.index.leases import Leases
-from kvpool.types import ConnectionId, HoldId
 
 
 def test_it_agrees_with_a_plain_dict(seed: int) -> None:

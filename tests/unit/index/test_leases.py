@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from kvpool.ids import ConnectionId, HoldId, LeaseId
 from kvpool.index import leases as module
 from kvpool.index.leases import TICKET_BYTES, Leases
-from kvpool.types import ConnectionId, HoldId, LeaseId
 
 TTL_NS = 1000
 ANN, BOB = ConnectionId(1), ConnectionId(2)

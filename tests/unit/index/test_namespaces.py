@@ -6,10 +6,11 @@ import pytest
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
+from kvpool.ids import EPOCH_BYTES
 from kvpool.index.namespaces import NUMBERS_MAX, SIZE_CLASSES_MAX, Namespace, Namespaces
 from kvpool.layout import Layout
+from kvpool.states import Level
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.types import EPOCH_BYTES, Level
 from tests.rigs.flushing import flush_whole
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)

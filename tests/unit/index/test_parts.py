@@ -11,6 +11,7 @@ import pytest
 
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import load_config
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.pool.pool import Pool
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
@@ -18,7 +19,7 @@ from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, ConnectionId, SaveState
+from kvpool.states import SaveState
 from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks

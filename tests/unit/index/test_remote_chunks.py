@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import kvpool_native
+from kvpool.events import Event, EventKind
+from kvpool.ids import NamespaceId
 from kvpool.index.remote_chunks import (
     DECLINED_MAX,
     DECLINED_NS,
@@ -16,7 +18,6 @@ from kvpool.index.remote_chunks import (
     RemoteRun,
 )
 from kvpool.key_column import KeyColumn
-from kvpool.types import Event, EventKind, NamespaceId
 from tests.rigs.nodes.longest_run import NO_RUN, longest_run
 from tests.rigs.parts import served
 

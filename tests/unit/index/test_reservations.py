@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvpool.clock import NS_PER_S
+from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.reservations import Reservations, ReservedRun
-from kvpool.types import ConnectionId, ReservationId, SaveId
 
 TTL_NS = 1000
 ANN, BOB = ConnectionId(1), ConnectionId(2)

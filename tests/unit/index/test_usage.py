@@ -6,22 +6,14 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import ProtocolError
+from kvpool.ids import ConnectionId, NamespaceId, SizeClassId
 from kvpool.index.layout_uses import LayoutUse, LayoutUses
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_BLOCKS_MAX, REPORTED_MAX, UsageTable
 from kvpool.protocol import usage
-from kvpool.types import (
-    CLIENT_DECLINES,
-    MASS_UNIT,
-    ConnectionId,
-    Level,
-    LoadReason,
-    NamespaceId,
-    SaveState,
-    SizeClassId,
-    SparseUsage,
-)
+from kvpool.states import CLIENT_DECLINES, Level, LoadReason, SaveState
+from kvpool.usage import MASS_UNIT, SparseUsage
 from kvpool_client.connection.counters import Counters
 from kvpool_client.verbs.results import LoadResult, SaveResult
 from tests.rigs.daemon import SMALL

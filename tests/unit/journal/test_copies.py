@@ -1,6 +1,7 @@
 """Copies in the memory of a device, in events: level 0, like a lower tier's level, joined with what engines have there."""
 
-from kvpool.types import Event, EventKind, ReportState
+from kvpool.events import Event, EventKind
+from kvpool.states import ReportState
 from tests.rigs.events.engine_chunks import drops, has
 from tests.rigs.events.journal_rig import DRAM, HBM, Rig
 from tests.rigs.flushing import flush_whole

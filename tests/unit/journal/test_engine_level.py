@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpool.events import Cause, Event, EventKind
+from kvpool.ids import ConnectionId, NamespaceId
 from kvpool.journal.engine_chunks import CHUNK_BYTES, EngineChunk, EngineChunks, Source
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
 from kvpool.router_events.vllm_format import EventForm
-from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, NamespaceId, ReportState
+from kvpool.states import DEFAULT_PRIORITY, ReportState
 from tests.rigs.events.engine_chunks import AGAIN, ONE, OTHER, Reported, chunks_of, drops, has
 from tests.rigs.events.journal_rig import DRAM, HBM, LAYOUT, SSD, Rig, follow, key, take_snapshot, words_of
 from tests.rigs.events.readers import Replica

@@ -7,10 +7,12 @@ from itertools import pairwise
 
 import pytest
 
+from kvpool.events import Cause, EventKind
+from kvpool.ids import KEY_BYTES, NamespaceId
 from kvpool.journal.chunk_history import ChunkHistory, Departure
 from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
-from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
+from kvpool.states import Level, SaveState
 from tests.rigs.events.journal_rig import DRAM, Rig, key, take_snapshot, tokens_of
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole

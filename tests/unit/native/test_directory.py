@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool_native import TOKEN_IDS_MAX, Directory, DirectoryGeometry, IndexView, Mapping, Reserved
 
 PAGE = 4096

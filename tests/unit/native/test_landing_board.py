@@ -5,7 +5,7 @@ import os
 import pytest
 
 import kvpool_native
-from kvpool.types import PAGE_BYTES
+from kvpool.ids import PAGE_BYTES
 
 EXTENTS = 2
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import kvpool_native
+from kvpool.ids import SizeClassId
 from kvpool.index.namespaces import Namespaces
 from kvpool.layout import Layout
 from kvpool.packed_rows import CATALOGUE_ROW
+from kvpool.states import DEFAULT_PRIORITY
 from kvpool.tiers.ssd.catalogue.rows import Row, pack_restore_rows
-from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 
 CHUNK_BYTES = 8192
 SECOND_NS = 10**9

@@ -12,11 +12,12 @@ import pytest
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, ConnectionId, Level
+from kvpool.states import Level
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
 from tests.rigs.parts import served

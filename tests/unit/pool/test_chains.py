@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import kvpool_native
+from kvpool.ids import EPOCH_BYTES
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import EPOCH_BYTES
 from kvpool_tools.sim.node import SimulatedArena
 
 

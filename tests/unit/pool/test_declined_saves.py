@@ -3,7 +3,7 @@
 import pytest
 
 from kvpool.pool.declined_saves import FORGOTTEN_AFTER_S, SHOWN_AFTER_S, USERS_MAX, DeclinedSaves
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 
 SHARE, FULL, TAKEN = bytes([SaveState.QUOTA] * 5), bytes([SaveState.FULL]), bytes([SaveState.RESERVED, SaveState.FULL])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvpool.ids import HoldId
 from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST
 from kvpool.pool.readers.ending_holds import EndingHolds
-from kvpool.types import HoldId
 
 
 class Directory:

@@ -11,6 +11,7 @@ import pytest
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, TICKET_BYTES
 from kvpool.index.parts import Step
 from kvpool.layout import Layout
@@ -22,7 +23,6 @@ from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, ConnectionId
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.runs.in_setting import in_setting

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from kvpool.ids import ConnectionId
 from kvpool.pool.readers.hold_bounds import OTHERS, ROWS_MAX, held_by_model, held_by_user
-from kvpool.types import ConnectionId
 
 
 def _directory(*holders: tuple[int, int]) -> Any:

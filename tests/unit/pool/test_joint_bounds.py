@@ -14,7 +14,7 @@ from kvpool.pool.writers import joint_chains, joint_saves
 from kvpool.pool.writers.joint_saves import LIFE_TTLS
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.runs.in_setting import in_setting

@@ -5,7 +5,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.pool.writers import joint_saves
 from kvpool.protocol.records import messages as m
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.shares.joint_pool import LAYOUT, WHOLE, JointPool, chain_of, in_joint_pool

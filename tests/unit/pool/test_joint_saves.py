@@ -7,7 +7,7 @@ from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.pool.writers.joint_saves import LIFE_TTLS
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, chain_of, in_joint_pool

@@ -10,11 +10,11 @@ import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import Refused
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import KEY_BYTES, ConnectionId
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
 from tests.rigs.parts import served

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kvpool.ids import NamespaceId
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.pool import pulled_names
 from kvpool.pool.pulled_names import CHAINS_MAX, WAIT_S, PulledNames
-from kvpool.types import NamespaceId
 
 KEYS = KeyColumn(b"".join(bytes([at]) * KEY_BYTES for at in range(4)))
 TOKENS = bytes(range(16))  # four of one id each

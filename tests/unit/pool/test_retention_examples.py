@@ -9,14 +9,15 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.clock import MonotonicClock
+from kvpool.ids import KEY_BYTES, ConnectionId, NamespaceId, SizeClassId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.retention import Retention, RetentionColumns, keep
 from kvpool.pool.writers.writers import Writers
+from kvpool.states import RetainState, SaveState
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import KEY_BYTES, ConnectionId, NamespaceId, RetainState, SaveState, SizeClassId
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
 from kvpool_tools.sim.node import SimulatedArena

@@ -6,11 +6,11 @@ from typing import Any, cast
 from kvpool.clock import MonotonicClock
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import Retention, RetentionColumns
+from kvpool.states import KEEP_PRIORITY, Level, RetainState, SaveState
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import Backing
 from kvpool.tiers.slots import Slots
-from kvpool.types import KEEP_PRIORITY, Level, RetainState, SaveState
 from tests.rigs.events.journal_rig import Rig, key
 
 PRESENT, RESERVED, FULL = bytes([SaveState.PRESENT]), bytes([SaveState.RESERVED]), bytes([SaveState.FULL])

@@ -11,13 +11,14 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.errors import ProtocolError, Refused
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.states import SaveState
 from kvpool.transfer.workers import Job, Report
-from kvpool.types import ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import HYBRID, WINDOW
 from tests.rigs.parts import served

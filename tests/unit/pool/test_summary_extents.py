@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from kvpool.errors import ProtocolError
+from kvpool.ids import ReservationId
 from kvpool.index.reservations import ReservedRun
 from kvpool.index.staged_slots import Extents
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CommitColumns, divide
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
-from kvpool.types import ReservationId
 
 LAYOUT = Layout(layers=3, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, summaries="clusters7")
 CHUNKS = 4

@@ -4,11 +4,11 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import Refused
+from kvpool.ids import ConnectionId
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.input_budget import COUNTED_BYTES, InputBudget
 from kvpool.server.connections.local_socket import Peer
 from kvpool.server.connections.roster import OPERATOR_CONNECTIONS, Roster
-from kvpool.types import ConnectionId
 
 OPERATOR = Peer(1, 0, 0)
 

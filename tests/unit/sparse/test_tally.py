@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvpool.protocol import usage
-from kvpool.types import MASS_UNIT, SparseUsage
+from kvpool.usage import MASS_UNIT, SparseUsage
 from kvpool_client.connection.counters import Counters
 from kvpool_sparse.results import Recall
 from kvpool_sparse.tally import Tally, TallyReports

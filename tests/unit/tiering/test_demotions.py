@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 import kvpool_native
 from kvpool.config.config import load_config
+from kvpool.ids import EPOCH_BYTES, KEY_BYTES
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
+from kvpool.states import WriteOrder
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
 from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
 from kvpool_tools.sim.metadata_tier import MetadataTier
 from kvpool_tools.sim.node import SimulatedArena, VirtualClock
 

@@ -10,8 +10,8 @@ import pytest
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.states import Level, SaveState
 from kvpool.tiers.base import Outcome
-from kvpool.types import Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, planner
 from tests.rigs.tiers.memory_tier import Fault
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload

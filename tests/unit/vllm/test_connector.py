@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.events import EventKind
 from kvpool.keys import salt_tag
 from kvpool.router_events.columns import unpack_events
-from kvpool.types import EventKind
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.request import BLOCK, Request

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from tests.rigs.blocks.clock import HandClock

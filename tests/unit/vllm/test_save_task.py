@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvpool.clock import MonotonicClock
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool_client.verbs.results import SaveResult
 from kvpool_client.vllm.worker.save_task import SaveTask
 

@@ -10,11 +10,12 @@ import tempfile
 import time
 
 from kvpool.errors import KVPoolError
+from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import packed_bytes
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import TOKEN_BYTES, SaveState
+from kvpool.states import SaveState
 from kvpool_tools.bench.daemon import MeasuredDaemon, own_daemon
 from kvpool_tools.bench.echo import RawEcho
 from kvpool_tools.bench.lookup import LAYOUT, MODEL

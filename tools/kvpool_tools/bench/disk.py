@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.types import PAGE_BYTES
+from kvpool.ids import PAGE_BYTES
 from kvpool.units import format_size
 
 FOLDER_PREFIX = "kvpool-bench-"

@@ -13,9 +13,9 @@ import click
 
 from kvpool import __version__
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, Refused, did_you_mean
+from kvpool.ids import PROBE_MODEL, SERVICE_SOCKET
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
-from kvpool.types import PROBE_MODEL, SERVICE_SOCKET
 from kvpool.units import parse_duration
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool_tools.cli.standard_output import end_with

@@ -9,14 +9,15 @@ One thread. Invariant: between two calls nothing is reserved.
 
 import kvpool_native
 from kvpool.config.config import Config
+from kvpool.ids import HoldId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES
+from kvpool.states import Level, SaveState
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiers.hbm.plan import DEVICE_PAGE_BYTES, NAME
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.types import HoldId, Level, SaveState
 
 
 def plan_device(blocks: int, layout: Layout) -> kvpool_native.DirectoryGeometry:

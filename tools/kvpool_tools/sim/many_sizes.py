@@ -11,6 +11,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.config.config import load_config
+from kvpool.ids import EPOCH_BYTES, ConnectionId
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn, packed_bytes
@@ -18,11 +19,11 @@ from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.pool.writers.writers import Writers
+from kvpool.states import SaveState, WriteOrder
 from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState, WriteOrder
 from kvpool_tools.sim.metadata_tier import MetadataTier
 from kvpool_tools.sim.node import SEED, SimulatedArena, VirtualClock
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.states import Level
 from kvpool.tiers.base import Counters, Finished, Info, JobId, Moves, Outcome, TierOwner, TierState
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.tiers.ssd.plan import NAME, OUTCOMES_AT_ONCE
-from kvpool.types import Level
 
 
 class MetadataTier:

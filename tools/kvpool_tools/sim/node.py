@@ -17,6 +17,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
+from kvpool.ids import EPOCH_BYTES, ConnectionId
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
@@ -30,13 +31,13 @@ from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers
+from kvpool.states import Level, SaveState
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
 from kvpool_tools.sim.device_tier import DeviceTier, plan_device
 from kvpool_tools.sim.metadata_tier import MetadataTier
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.errors import InvalidArgument
-from kvpool.types import KEY_BYTES
+from kvpool.ids import KEY_BYTES
 
 Ints = npt.NDArray[np.int64]
 NO_PARENT = -1

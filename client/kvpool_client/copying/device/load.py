@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks, Event, Spread
 from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.sources import Sources

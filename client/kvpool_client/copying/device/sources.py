@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.copying.device.extents import OwnExtents
 
 Words = npt.NDArray[np.uint64]

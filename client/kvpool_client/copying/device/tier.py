@@ -16,7 +16,7 @@ import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.protocol.records import device as dm
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.device.sources import DeviceCopies
 from kvpool_client.verbs.leased_rows import LeasedRows

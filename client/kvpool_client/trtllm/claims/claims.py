@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Deadline
-from kvpool.types import PAGE_BYTES
+from kvpool.ids import PAGE_BYTES
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.trtllm.claims.claim import Claim

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvpool.clock import Deadline
 from kvpool.layout import Layout
-from kvpool.types import DRAM
+from kvpool.states import DRAM
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.key_chain import KeyChain

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvpool.types import TokenRange
+from kvpool.states import TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.pool import Pool

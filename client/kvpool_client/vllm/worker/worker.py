@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry

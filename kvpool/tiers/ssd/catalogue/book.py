@@ -17,9 +17,11 @@ import numpy.typing as npt
 from kvpool import failpoint
 from kvpool.clock import Clock, Stopwatch
 from kvpool.errors import KVPoolError
+from kvpool.ids import NamespaceId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.states import DEFAULT_PRIORITY
 from kvpool.tiers.base import Counters, Moves
 from kvpool.tiers.slots import Slots
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
@@ -27,7 +29,6 @@ from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch, pack_restore_rows
 from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S
-from kvpool.types import DEFAULT_PRIORITY, NamespaceId
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline, Stopwatch
+from kvpool.ids import KEY_BYTES
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
@@ -41,7 +42,6 @@ from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, lacks_room, load_pages, provide
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from kvpool.tiers.ssd.place import file_identity
-from kvpool.types import KEY_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import msgpack
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.ids import EPOCH_BYTES
 from kvpool.layout import WireLayout
-from kvpool.types import EPOCH_BYTES
 
 MAGIC = b"KVPTIER1"
 FILE_NAME = "identity"

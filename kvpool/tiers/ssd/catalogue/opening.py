@@ -24,12 +24,12 @@ import lmdb
 import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.ids import EPOCH_BYTES
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, remove, unpack_namespace
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of, load_pages
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
-from kvpool.types import EPOCH_BYTES
 
 log = logging.getLogger(__name__)
 

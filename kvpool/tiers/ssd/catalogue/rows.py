@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool.ids import KEY_BYTES, SizeClassId
 from kvpool.index.namespaces import Namespace
 from kvpool.packed_rows import CATALOGUE_ROW, RESTORE_ROW, struct_of
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
+from kvpool.states import DEFAULT_PRIORITY
 
 _CHECKED, _ = struct_of(CATALOGUE_ROW, "key", "duration_s")
 _KEY, _ = struct_of(CATALOGUE_ROW, "key", "key")

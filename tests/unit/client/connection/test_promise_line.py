@@ -14,7 +14,7 @@ from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.promise_line import NOTHING, PromiseLine
 from kvpool_client.key_chain import Namespace

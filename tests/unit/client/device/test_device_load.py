@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvpool_native
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.load import DeviceLoad
 from tests.rigs.device import emulated

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import kvpool_native
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.load import DeviceLoad
 from kvpool_client.copying.device.sources import Sources

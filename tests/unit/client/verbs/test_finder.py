@@ -13,7 +13,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.verbs.finder import Finder

@@ -8,7 +8,7 @@ import pytest
 
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool_client.verbs.save import ReservedSave, Save, SavedRun
 
 LAYERS = 40

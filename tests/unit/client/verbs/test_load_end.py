@@ -5,7 +5,7 @@ from threading import Event
 from typing import Any
 
 import kvpool_client as kv
-from kvpool.types import LoadReason
+from kvpool.states import LoadReason
 from kvpool_client.verbs.load import BegunLoad, Load, LoadedRun
 from tests.rigs.daemon import wait_until
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 import kvpool_native
-from kvpool.types import Level, SaveState
+from kvpool.states import Level, SaveState
 from tests.rigs.tiers.device_world import DEVICE_SEGMENT, DeviceWorld, key_of, words_in
 
 CHAIN = [key_of(0, number) for number in range(4)]

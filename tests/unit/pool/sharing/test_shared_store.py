@@ -15,8 +15,8 @@ from kvpool.keys import Scope
 from kvpool.pool.sharing.publications import PUBLISHED_S
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
+from kvpool.states import Level, ReportState
 from kvpool.tiers.store.tier import StoreTier
-from kvpool.types import Level, ReportState
 from tests.rigs.events.engine_chunks import ONE, Reported
 from tests.rigs.store.scripted_store import SharedDirectory, planner
 from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, payload

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvpool.clock import MonotonicClock, wall_time_s
 from kvpool.config.config import load_config
 from kvpool.config.event_options import EventsConfig
+from kvpool.events import Event, EventKind, StoredChunk
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.router_events.columns import NamespaceNames
@@ -24,7 +25,7 @@ from kvpool.server.events.publisher import EventPublisher
 from kvpool.server.events.replay import Message
 from kvpool.server.events.source import NamedEvents, NamedPage
 from kvpool.server.metrics.measurements import LoopStalled
-from kvpool.types import Event, EventKind, Level, StoredChunk
+from kvpool.states import Level
 from tests.rigs.daemon import wait_until
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.events.router import Index, Router, decode

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvpool.events import Event, EventKind
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.layout import Layout
 from kvpool.protocol.records import events as em
@@ -13,7 +14,6 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import handlers_of
 from kvpool.router_events.columns import unpack_events, unpack_namespaces
 from kvpool.server.events.requests import EventVerbs
-from kvpool.types import Event, EventKind
 from tests.rigs.events.journal_rig import Rig
 
 # With a name as long as there are.

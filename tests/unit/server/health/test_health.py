@@ -8,12 +8,12 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
+from kvpool.ids import EPOCH_BYTES
 from kvpool.pool.pool import Pool
 from kvpool.server.health.health import Health
 from kvpool.server.health.probe import ProbeResult
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, plan_geometry
-from kvpool.types import EPOCH_BYTES
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.daemon import wait_until
 

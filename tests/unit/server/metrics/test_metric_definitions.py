@@ -20,8 +20,9 @@ from kvpool.server.metrics.page import render
 from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS
+from kvpool.states import LoadReason
 from kvpool.tiering.admission import DECLINED
-from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage, SparseUsage
+from kvpool.usage import ClientFailures, Measurements, ModelUsage, SparseUsage
 from kvpool_native import Directory, DirectoryGeometry, Mapping
 
 ROOT = Path(__file__).parents[4]

@@ -11,13 +11,14 @@ import pytest
 
 import kvpool_native
 from kvpool.config.peer_options import PeerConfig
+from kvpool.ids import ConnectionId
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
+from kvpool.states import Level
 from kvpool.tiers.peer import pull_driver
-from kvpool.types import ConnectionId, Level
 from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.nodes.stream_relay import CuttingRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from kvpool.errors import ProtocolError
+from kvpool.ids import ConnectionId
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import ConnectionId, SaveState
+from kvpool.states import SaveState
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of
 
 KEYS = [key_of(3, number) for number in range(4)]

@@ -11,6 +11,7 @@ import pytest
 from kvpool.clock import MonotonicClock
 from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import Refused
+from kvpool.ids import ConnectionId
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
@@ -25,7 +26,6 @@ from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.offers import Offers
 from kvpool.server.peers.puller_connections import FIRST_PEER
 from kvpool.tiering.peer_allowance import PeerAllowance
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import peer_config
 from tests.rigs.nodes.peers import until
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, TieredPool, key_of

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from kvpool.errors import Refused
+from kvpool.ids import ConnectionId
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.protocol.records import messages as m
 from kvpool.server.peers.offers import OFFERS_MAX
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import peer_config, two_nodes
 from tests.rigs.nodes.stream_relay import StreamRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of

@@ -9,10 +9,10 @@ import pytest
 
 from kvpool.clock import NS_PER_S, Clock, MonotonicClock
 from kvpool.errors import PeerUnreachable
+from kvpool.ids import ConnectionId
 from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, PULLS, SHARE, Asking, Turns
 from kvpool.peers.control.link import PeerLink
 from kvpool.tiers.remote import Asker
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.peers import TICKET, pull_of
 
 REQUESTS = 3 * AT_ONCE

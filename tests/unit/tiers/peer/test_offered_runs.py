@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import FULL, STATE, GroupRole
 from kvpool.protocol.records import messages as m
-from kvpool.types import ConnectionId, SaveState
+from kvpool.states import SaveState
 from tests.rigs.tiers.tiered_pool import LAYOUT
 from tests.unit.tiers.peer.test_pulled_runs import DRAM_CHUNKS, KEYS, WINDOWED, window_rig
 

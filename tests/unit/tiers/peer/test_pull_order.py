@@ -2,9 +2,9 @@
 
 import asyncio
 
+from kvpool.ids import ConnectionId
 from kvpool.peers.asking import AT_ONCE
 from kvpool.protocol.records import messages as m
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import LAYOUT, key_of
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import kvpool_native
+from kvpool.ids import ConnectionId
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.types import ConnectionId, Level, SaveState
+from kvpool.states import Level, SaveState
 from tests.rigs.nodes.fleet import Node, peer_config
 from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload

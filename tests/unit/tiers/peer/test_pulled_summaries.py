@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvpool.ids import ConnectionId
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.protocol.records import messages as m
-from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import two_nodes
 from tests.rigs.tiers.tiered_pool import LAYOUT, key_of
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_client.engines.load_cost import FIRST_PROBE_S, FittedTime
 from kvpool_client.vllm.identity.geometry import Geometry
 from tests.rigs.blocks.clock import HandClock

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.events import Event, EventKind, StoredChunk
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.vllm_format import Batch
-from kvpool.types import Event, EventKind, StoredChunk, levels_in
+from kvpool.states import levels_in
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from kvpool_client.vllm import event_feed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.types import Level
+from kvpool.states import Level
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import CHUNK, StartEngine, prompt
 

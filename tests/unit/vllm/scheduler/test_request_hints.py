@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvpool.types import DEFAULT_PRIORITY, Level
+from kvpool.states import DEFAULT_PRIORITY, Level
 from kvpool_client.hints.envelope import ACTIONS_MAX, DIRECTIVES_MAX
 from kvpool_client.vllm.scheduler.request_hints import ANSWER, request_hints_of
 from tests.rigs.daemon import Daemon, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.config.config import OPTIONS
-from kvpool.types import LoadReason, SaveState
+from kvpool.states import LoadReason, SaveState
 from kvpool_client.sglang.settings import Settings as SGLangSettings
 from kvpool_client.trtllm import settings as tensorrt_llm
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES

@@ -25,7 +25,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
-from kvpool.types import Level
+from kvpool.states import Level
 from kvpool_tools.bench.daemon import REVISION
 from kvpool_tools.bench.measure import timed_s
 from kvpool_tools.bench.payload import Payload

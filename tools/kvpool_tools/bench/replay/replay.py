@@ -21,7 +21,7 @@ import kvpool_native
 from kvpool.config.config import SSD_CAPACITY_MIN
 from kvpool.config.path_options import check_writable
 from kvpool.errors import InvalidArgument
-from kvpool.types import PAGE_BYTES
+from kvpool.ids import PAGE_BYTES
 from kvpool.units import parse_size
 from kvpool_tools.bench.daemon import MeasuredDaemon, found_daemon, own_daemon, wait_until_open
 from kvpool_tools.bench.disk import disk_folder

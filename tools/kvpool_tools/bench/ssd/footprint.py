@@ -18,9 +18,10 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
+from kvpool.ids import EPOCH_BYTES
 from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
 from kvpool.packed_rows import RESTORE_ROW
-from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES
+from kvpool.states import DEFAULT_PRIORITY
 
 DRAM_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from kvpool.config.config import OPTIONS
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.packed_rows import MOVE_ROW
-from kvpool.types import SaveState
+from kvpool.states import SaveState
 from kvpool_tools.bench.disk import Bytes, RawFile
 
 EXTENTS = 32

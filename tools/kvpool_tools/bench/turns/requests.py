@@ -14,12 +14,13 @@ import numpy as np
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
+from kvpool.ids import ConnectionId
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
-from kvpool.types import ConnectionId, SaveState
+from kvpool.states import SaveState
 
 CHAIN = 16384
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=64, dtype="uint8", chunk_tokens=32)

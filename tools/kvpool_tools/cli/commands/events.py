@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
+from kvpool.events import Event, EventKind
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.router_events.columns import NamespaceNames, unpack_events, unpack_namespaces
 from kvpool.router_events.trtllm_format import trtllm_event
-from kvpool.types import Event, EventKind, levels_in
+from kvpool.states import levels_in
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool_tools.cli.output import print_json, print_line
 

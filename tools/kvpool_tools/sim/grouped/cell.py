@@ -9,8 +9,8 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import Config
+from kvpool.ids import KEY_BYTES
 from kvpool.key_column import KeyColumn
-from kvpool.types import KEY_BYTES
 from kvpool_tools.sim.cells import VERIFICATIONS, Outcome
 from kvpool_tools.sim.grouped.node import GroupedNode, Request
 from kvpool_tools.sim.workload import Workload

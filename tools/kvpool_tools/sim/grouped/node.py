@@ -13,6 +13,7 @@ from typing import Any
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import Config
+from kvpool.ids import EPOCH_BYTES, ConnectionId
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
@@ -24,9 +25,9 @@ from kvpool.pool.readers.runs import Run
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers
+from kvpool.states import SaveState
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState
 from kvpool_tools.sim.node import CHUNK_BYTES, LAYOUT, MODEL, POLICIES, SEED, SimulatedArena, VirtualClock
 
 # Each group's chunks are in segments of their own: so many make their shares fine enough.

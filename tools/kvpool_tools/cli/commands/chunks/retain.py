@@ -15,7 +15,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import PRIORITY_MAX, RetainState
+from kvpool.states import PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
 from kvpool_tools.cli.commands.chunks.prompt import Prompt, parse_key, prompt_options
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model

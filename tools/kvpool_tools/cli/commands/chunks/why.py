@@ -11,12 +11,13 @@ from typing import IO, Any
 
 import click
 
+from kvpool.events import StoredChunk
+from kvpool.ids import TOKEN_BYTES
 from kvpool.keys import salt_tag
 from kvpool.layout import Layout
 from kvpool.layouts.groups import FULL
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.router_events.columns import NamespaceNames, unpack_chunks
-from kvpool.types import TOKEN_BYTES, StoredChunk
 from kvpool_tools.cli.commands.chunks.prompt import Prompt, parse_key, prompt_options
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line

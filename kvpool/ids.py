@@ -1,0 +1,49 @@
+"""Ids and sizes that daemon and client share, and where a chunk is in the arena.
+
+Nothing here has behaviour. Values that travel are wire codes: a changed number is a change of the protocol.
+"""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from kvpool.key_column import KEY_BYTES as KEY_BYTES
+
+EPOCH_BYTES = 16
+TOKEN_BYTES = 4
+DURATION_BYTES = 4
+PAGE_BYTES = 4096
+# The socket of a node's service, and the default of engines.
+SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
+# The model of the daemon's own probe: neither events nor the counts of leases and pins have it.
+PROBE_MODEL = "kvpool-probe"
+
+ConnectionId = NewType("ConnectionId", int)
+LeaseId = NewType("LeaseId", int)
+ReservationId = NewType("ReservationId", int)  # a holder of slots: of the directory, or a part of a joint save
+SaveId = NewType("SaveId", int)  # what a connection has reserved for one save
+HoldId = NewType("HoldId", int)
+NamespaceId = NewType("NamespaceId", int)
+SizeClassId = NewType("SizeClassId", int)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkExtent:
+    """A chunk's place in the arena: `extents` extents of `extent_bytes`, one after the other. `generation`: the slot's.
+
+    `slot`: of its words in the index, the region in the upper half of a u64 and the slot's number in the lower one.
+    """
+
+    key: bytes
+    generation: int
+    offset: int
+    slot: int
+    extent_bytes: int
+    extents: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptChunk:
+    """A chunk in the arena whose bytes do not match their checksums; `bad`: in which extents."""
+
+    chunk: ChunkExtent
+    bad: tuple[int, ...]
