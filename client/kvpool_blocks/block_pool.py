@@ -114,7 +114,7 @@ class BlockPool:
         self._tree = PrefixTree()
         self._paths = Paths(self._tree, self._references, self._clock)
         self._link = NodeLink(
-            pool, self._memory, self._tree, tokens_per_block=self._size, on_unpinned=self._paths.settle
+            pool, self._memory, self._tree, tokens_per_block=self._size, on_unpinned=self._paths.settle_nodes
         )
         self._room = Room(self._references, self._tree, self._link, clock=self._clock, wait_s=offload_wait_s)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -260,11 +260,11 @@ class BlockPool:
         full, rest = divmod(sequence.computed, self._size)
         # The tail may be shared only if its owner has nothing more to write into it.
         shared = full + (rest > 0 and sequence.slots == sequence.computed)
-        fresh = self._room.take(-(-fork.length // self._size) - shared)
+        fresh = self._room.take_blocks(-(-fork.length // self._size) - shared)
         if fresh is None:
             return None
         for block in sequence.blocks[:shared]:
-            self._references.add(block)
+            self._references.add_reference(block)
         fork.blocks = sequence.blocks[:shared] + fresh
         for node in sequence.path[:shared]:
             self._paths.extend(fork, node)
@@ -355,12 +355,12 @@ class BlockPool:
         if source is not None:
             self._tree.use(source)
         needed = -(-sequence.length // size) - len(matched)
-        fresh = self._room.take(needed)
+        fresh = self._room.take_blocks(needed)
         if source is not None:
             self._tree.leave(source, self._clock.now_ns())
         if fresh is None and source is not None:
             source, head = None, 0  # the block whose head would be copied may be the room that is missing
-            fresh = self._room.take(needed)
+            fresh = self._room.take_blocks(needed)
         if fresh is None:
             self._end(sequence)
             return None
@@ -417,7 +417,7 @@ class BlockPool:
             (wanted,) = sequence.retention_of(full, full + 1)
             if wanted is not None:
                 self._tree.retain(node, *wanted)
-            self._tree.settle(node, self._clock.now_ns())
+            self._tree.use_node(node, self._clock.now_ns())
 
     def _retain(self, sequence: Sequence, first: int) -> None:
         if sequence.retention:
@@ -435,7 +435,7 @@ class BlockPool:
         tail, rest = divmod(sequence.length, self._size)
         block = sequence.blocks[tail] if rest else None
         is_shared = block is not None and not self._may_write(block)
-        fresh = self._room.take(max(0, -(-slots // self._size) - len(sequence.blocks)) + is_shared)
+        fresh = self._room.take_blocks(max(0, -(-slots // self._size) - len(sequence.blocks)) + is_shared)
         if fresh is None:
             return False
         if is_shared and block is not None:

@@ -39,7 +39,7 @@ class Paths:
     def share(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
         """Begin a sequence's table with the blocks of these nodes."""
         for node in nodes:
-            self._references.add(node.block)
+            self._references.add_reference(node.block)
             sequence.blocks.append(node.block)
             self.extend(sequence, node)
 
@@ -61,7 +61,7 @@ class Paths:
         else:
             self._check(node)
 
-    def settle(self) -> None:
+    def settle_nodes(self) -> None:
         """Change the nodes that wait for it, but those being offloaded."""
         waiting, self._waiting = self._waiting, []
         for node in waiting:
@@ -75,4 +75,4 @@ class Paths:
     def _check(self, node: Node) -> None:
         if node.users and not self._references.count(node.block):
             self._waiting.append(node)
-            self.settle()
+            self.settle_nodes()

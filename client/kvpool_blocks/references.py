@@ -20,7 +20,7 @@ class References:
         """Tables that have the block."""
         return self._counts[block]
 
-    def take(self, count: int) -> list[int]:
+    def take_blocks(self, count: int) -> list[int]:
         """Free blocks, each in one table from now on. Requires that there are so many."""
         assert count <= len(self._free)
         taken = [self._free.pop() for _ in range(count)]
@@ -28,7 +28,7 @@ class References:
             self._counts[block] = 1
         return taken
 
-    def add(self, block: int) -> None:
+    def add_reference(self, block: int) -> None:
         """One more table has the block."""
         self._counts[block] += 1
 

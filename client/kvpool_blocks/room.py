@@ -29,7 +29,7 @@ class Room:
         """Blocks that no request uses: free ones, and idle ones of the prefix tree."""
         return self._references.free_count + self._tree.idle
 
-    def take(self, count: int) -> list[int] | None:
+    def take_blocks(self, count: int) -> list[int] | None:
         """So many blocks, each in one table from now on; None where there is no room now."""
         deadline: Deadline | None = None
         while count <= self.blocks and self._references.free_count < count:
@@ -49,7 +49,7 @@ class Room:
         if self._references.free_count < count:
             self.counts["refused"] += 1
             return None
-        return self._references.take(count)
+        return self._references.take_blocks(count)
 
     def _evict(self, node: Node) -> None:
         self._references.give_back(self._tree.evict(node))

@@ -368,7 +368,7 @@ class Pool:
         first_chunk = as_index("first_chunk", first_chunk, lease.chunks)
         rows = lease.hold.rows_from(first_chunk)
         blocks = self._blocks(rows, cache, block_ids, into, is_load=True)
-        return self._load_starter.begin((lease.hold,), first_chunk, rows, blocks)
+        return self._load_starter.begin_load((lease.hold,), first_chunk, rows, blocks)
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
         """A lease's chunks where they lie in the pool, to be read there until it is closed: nothing is copied. Raises
@@ -441,7 +441,7 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._blocks(named, cache, block_ids, from_, is_load=False)
-        (save,) = self._save_starter.begin([self._save_starter.plan(keys, retention_columns, named, blocks)])
+        (save,) = self._save_starter.begin_save([self._save_starter.plan(keys, retention_columns, named, blocks)])
         return save
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:

@@ -95,7 +95,7 @@ class SeparateChunks:
         rows = LeasedRows.joined([hold.rows for hold in held or [first]])
         ids = [block for of_lease, _ in zip(block_ids, held, strict=False) for block in of_lease]
         blocks = self._copies.blocks(cache, ids, None, chunks=len(rows), is_load=True)
-        return self._load_starter.begin(held or (first,), 0, [rows], [blocks])
+        return self._load_starter.begin_load(held or (first,), 0, [rows], [blocks])
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases, after their running loads. What is released last counts as used last. Idempotent; never raises."""
@@ -116,7 +116,7 @@ class SeparateChunks:
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)
             blocks = self._copies.blocks(cache, ids, None, chunks=len(chain), is_load=False)
             planned.append(self._save_starter.plan(chain, retention_columns, [range(len(chain))], [blocks]))
-        return self._save_starter.begin(planned)
+        return self._save_starter.begin_save(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:
         """Copy and publish saves, in their order. The result of each."""

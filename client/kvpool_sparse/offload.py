@@ -141,13 +141,13 @@ class Offload:
         self.source.cover(self._saved + 1)
         return self._saved
 
-    def begin(self, chunk: int, page: Page) -> None:
+    def begin_save(self, chunk: int, page: Page) -> None:
         """Begin to save this chunk in the background, out of its page, which is not written until `settle` says so."""
         save = self.pool.save(self.source.keys, first_chunk=chunk, chunks=1, from_=page.whole()[None, :])
         save.commit(wait=False)
         self._save, self._page = save, page
 
-    def settle(self, due: int, *, wait: bool) -> bool:
+    def end_save(self, due: int, *, wait: bool) -> bool:
         """Take the outcome of the save under way. Whether one has ended now."""
         save = self._save
         if save is None or not (wait or save.done()):

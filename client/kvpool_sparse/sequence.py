@@ -387,14 +387,14 @@ class SparseSequence:
         has_ended = False
         for _ in range(due + 1):  # each turn one save more; a pool that evicts as fast as it stores ends the turns
             must_wait = due - max(offload.stored, offload.chunks) > backlog
-            has_ended |= offload.settle(due, wait=must_wait)
+            has_ended |= offload.end_save(due, wait=must_wait)
             if (chunk := offload.wants(due)) is None:
                 break
             page = self._table.page_to_save(chunk)
             if not offload.are_current():  # what is saved again must still be what it was
                 self._lease_again()
                 break
-            offload.begin(chunk, page)
+            offload.begin_save(chunk, page)
         if has_ended and offload.stored > offload.chunks:
             moved = offload.attach(offload.stored)
             self._table.adopt(offload.lease, moved)

@@ -63,7 +63,7 @@ class HoldExpiry:
             if handle is not None:
                 handle.cancel()
 
-    def go_on(self) -> None:
+    def end_more(self) -> None:
         """End more leases and reservations after waiting requests, where too many had expired to end them at once."""
         if self._more is None and (self._readers.has_backlog or self._writers.has_backlog):
             self._more = asyncio.get_running_loop().call_soon(self._end_more)
@@ -73,8 +73,8 @@ class HoldExpiry:
         now_ns = self._clock.now_ns()
         if self._readers.has_backlog:
             self._readers.expire(now_ns)
-        self._writers.go_on(now_ns)
-        self.go_on()
+        self._writers.end_more(now_ns)
+        self.end_more()
 
     def _look(self) -> None:
         self._next = None
@@ -84,7 +84,7 @@ class HoldExpiry:
             self._readers.expire(now_ns)
             self._writers.expire(now_ns)
             self._writers.end_overdue(now_ns)
-            self.go_on()
+            self.end_more()
             self._tiering.run()
             are_left = self._expire_further()
         finally:  # the next check comes even if this one fails

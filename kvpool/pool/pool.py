@@ -285,7 +285,7 @@ class Pool:
     def end_reading(self, connection: ConnectionId) -> None:
         """End a connection's leases, announcements and reports before it has ended: they write nothing."""
         self._readers.drop_owner(connection, self._clock.now_ns())
-        self._expiry.go_on()
+        self._expiry.end_more()
         self.hints.drop_owner(connection)
         self.journal.end_reports(connection)
 
@@ -470,7 +470,7 @@ class Pool:
         return journal
 
     def _end_more(self) -> None:
-        self._expiry.go_on()
+        self._expiry.end_more()
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)

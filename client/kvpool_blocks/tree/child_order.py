@@ -32,7 +32,7 @@ class ChildOrder(Generic[T]):
     def __len__(self) -> int:
         return len(self._children)
 
-    def add(self, tokens: bytes, child: T) -> None:
+    def add_child(self, tokens: bytes, child: T) -> None:
         """Add a child. Requires that none has these tokens."""
         assert tokens not in self._children
         self._children[tokens] = child

@@ -138,7 +138,7 @@ class PrefixTree:
         node = Node(key, block, parent, tokens)
         if parent.children is None:
             parent.children = ChildOrder()
-        parent.children.add(tokens, node)
+        parent.children.add_child(tokens, node)
         if key:
             assert key not in self._full
             self._full[key] = node
@@ -189,7 +189,7 @@ class PrefixTree:
         self._of_block[spare] = node
         return block
 
-    def settle(self, node: Node, now_ns: int) -> None:
+    def use_node(self, node: Node, now_ns: int) -> None:
         """A node that was inserted for nobody is used now, once."""
         node.last_use_ns = now_ns
         self._offer(node)

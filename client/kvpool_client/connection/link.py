@@ -140,7 +140,7 @@ class Link:
             session, self._session = self._session, None
         if session is not None:
             self._send_report(session)
-            session.end("the Pool was closed")
+            session.end_session("the Pool was closed")
         self._expiries.close()
         self._endings.close()
         self._close_pipe()
@@ -173,7 +173,7 @@ class Link:
                         self._try_connect(max(self._plan.timeout_s, WELCOME_S))
                 continue
             if self._wait(session, min(self._pause_s(), session.next_expiry_s())):
-                session.end("the daemon closed it")
+                session.end_session("the daemon closed it")
             else:
                 self._renew(session)
                 self._report(session)
@@ -214,7 +214,7 @@ class Link:
             previous, self._session = self._session, session
             self._leases_in_use.clear()
         if previous is not None:
-            previous.end("another session has taken its place")
+            previous.end_session("another session has taken its place")
             self.reconnects += 1
         self._session_log.note_begun()
         for listener in tuple(self.connected_listeners):

@@ -138,7 +138,7 @@ class PromiseLine:
         """Whether a daemon is there that gives promises."""
         return self._link.session is not None
 
-    def ask(self, hit: Hit) -> Question:
+    def ask_promise(self, hit: Hit) -> Question:
         """Have a promise of this hit fetched: the question goes out with the next `receive`. An empty hit has none. Raises
         InvalidArgument for another Pool's hit."""
         self._fetcher.check(hit)
@@ -223,7 +223,7 @@ class PromiseLine:
             if self.asked and self._patience.has_passed():
                 raise DaemonUnreachable(f"no promise has come for {self._timeout_s:g} s")
         except KVPoolError as error:
-            session.end(str(error))
+            session.end_session(str(error))
             self._link.note_failure(session, error)
             self._begin_anew(None)
         return has_received

@@ -271,7 +271,7 @@ class Session:
                 self._reserved.append((deadline, reference))
         return expired
 
-    def end(self, reason: str) -> None:
+    def end_session(self, reason: str) -> None:
         """Stop running saves and end the connection. Idempotent; any thread; waits for no answer."""
         with self._state:
             if self._has_ended:
@@ -349,7 +349,7 @@ class Session:
             self._is_alive = False
         self._turn.release()
         if fault:
-            self.end(fault)
+            self.end_session(fault)
 
     def _send_before(self, left_s: float) -> float:
         """Send the outbox while holding the turn, however long the daemon takes to read it. Returns what is left of the

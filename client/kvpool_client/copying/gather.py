@@ -60,7 +60,7 @@ class Gatherer(Protocol):
         """The layer's bytes may be read, after what the engine has queued so far."""
         ...
 
-    def begin(self, piece: Piece, offset: int) -> Gathering:
+    def begin_piece(self, piece: Piece, offset: int) -> Gathering:
         """Start on a piece, into the window at `offset`."""
         ...
 
@@ -87,7 +87,7 @@ class HostGatherer:
     def announce(self, layer: int) -> None:
         """Nothing to do: the CPU sees what the engine has written."""
 
-    def begin(self, piece: Piece, offset: int) -> Gathering:
+    def begin_piece(self, piece: Piece, offset: int) -> Gathering:
         """Start on a piece, into the window at `offset`."""
         ids = self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks]
         job = self._threads.save(

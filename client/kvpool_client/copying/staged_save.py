@@ -155,13 +155,13 @@ class StagedSave:
                 self._changed.wait_for(lambda: self._is_cancelled or self._is_settled() or self._has_next())
             if self._is_cancelled or not self._has_next():
                 return None
-        offset = self._area.take(WAIT_SLICE_S if is_alone else 0.0)
+        offset = self._area.take_window(WAIT_SLICE_S if is_alone else 0.0)
         if offset is None:
             return None
         with self._changed:
             piece = self._next_piece()
         try:
-            gathering = self._gatherer.begin(piece, offset)
+            gathering = self._gatherer.begin_piece(piece, offset)
         except BaseException:
             self._area.give_back(offset)
             raise

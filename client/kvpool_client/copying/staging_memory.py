@@ -32,7 +32,7 @@ class StagingArea:
     def __repr__(self) -> str:
         return f"<StagingArea {len(self._free)} free windows of {self.window_bytes} bytes>"
 
-    def take(self, timeout_s: float) -> int | None:
+    def take_window(self, timeout_s: float) -> int | None:
         """The offset of a window that is the caller's until it gives it back; None where none is free within the time."""
         with self._lock:
             if not self._is_free.wait_for(lambda: self._free, timeout_s):

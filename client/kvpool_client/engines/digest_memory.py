@@ -58,7 +58,7 @@ class DigestMemory:
         with self._opened() as directory:
             return _read(directory, stamp) if directory is not None else ""
 
-    def note(self, stamp: FileStamp, digest: str) -> None:
+    def note_digest(self, stamp: FileStamp, digest: str) -> None:
         """Remember the digest of the file with this stamp."""
         with self._opened() as directory:
             if directory is not None:

@@ -113,7 +113,7 @@ class MedianRate:
         """The current estimate."""
         return -_median(-rate for rate in self._rates) if self._rates else 0.0
 
-    def add(self, amount: float, seconds: float) -> None:
+    def add_measurement(self, amount: float, seconds: float) -> None:
         """Add one measurement."""
         if amount > 0 and seconds > 0:
             self._rates.append(min(self._most, max(self._least, amount / seconds)))
@@ -147,7 +147,7 @@ class FittedTime:
         """How many measurements it has, a guess included."""
         return len(self._measured)
 
-    def add(self, amount: float, seconds: float) -> None:
+    def add_measurement(self, amount: float, seconds: float) -> None:
         """Add one measurement."""
         if amount > 0 and seconds > 0:
             self._measured.append((amount, seconds))
@@ -272,12 +272,12 @@ class RateEstimator:
 
     def add_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed `tokens` of prompts in `seconds`, and nothing else in that time."""
-        self._prefill.add(tokens, seconds)
+        self._prefill.add_measurement(tokens, seconds)
         self._rates = None
 
     def add_least_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed `tokens` of any kind in `seconds`: it would have computed no fewer of a long prompt."""
-        self._least_prefill.add(tokens, seconds)
+        self._least_prefill.add_measurement(tokens, seconds)
         self._rates = None
 
     def add_load(self, levels: bytes, chunk_bytes: int, seconds: float) -> None:
@@ -298,4 +298,4 @@ class RateEstimator:
                 tier.forget()
                 is_measured = True
         if is_measured:
-            tier.add(size, seconds)
+            tier.add_measurement(size, seconds)

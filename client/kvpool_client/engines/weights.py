@@ -72,12 +72,12 @@ class Revision:
         """How far the reading is, for an adapter's counters; nothing where nothing is read."""
         return {"weights_bytes": self.size, "weights_bytes_read": self.done} if self.readings else {}
 
-    def begin(self, reader: WeightsReader) -> None:
+    def begin_reading(self, reader: WeightsReader) -> None:
         """Have the files read. Waits for at most START_WAIT_S: those of a small model, and those that were read before, are
         known then."""
         deadline = Deadline(START_WAIT_S)
         for reading in self.readings:
-            reader.begin(reading)
+            reader.begin_reading(reading)
         for reading in self.readings:
             reading.wait(deadline.remaining_s())
 

@@ -154,7 +154,7 @@ class WeightsReading:
         if FileStamp.at(stamp.path, file) != stamp:
             raise changed_since_start(stamp.path)
         if age_ns >= REMEMBERED_AGE_NS:
-            memory.note(stamp, whole.hexdigest())
+            memory.note_digest(stamp, whole.hexdigest())
         return whole.hexdigest()
 
 
@@ -182,7 +182,7 @@ class WeightsReader:
     def __repr__(self) -> str:
         return f"<WeightsReader {len(self._queue)} places to read>"
 
-    def begin(self, reading: WeightsReading) -> None:
+    def begin_reading(self, reading: WeightsReading) -> None:
         """Read this place when those before it have been read, if it was not begun before."""
         with self._changed:
             if reading.is_begun:
@@ -210,8 +210,8 @@ class WeightsReader:
     def _run(self) -> None:
         while (reading := self._next()) is not None:
             shown = _Shown(reading, self._logger)
-            reading.read(self._memory, self._stop, shown.note, shown.wait)
-            shown.end()
+            reading.read(self._memory, self._stop, shown.show_progress, shown.wait)
+            shown.show_end()
 
     def _next(self) -> WeightsReading | None:
         with self._changed:
@@ -232,7 +232,7 @@ class _Shown:
         self._next = Deadline(PROGRESS_S, self._clock)
         self._has_shown = self._has_waited = False
 
-    def note(self) -> None:
+    def show_progress(self) -> None:
         """Show how far it is, now and then."""
         if self._next.has_passed():
             self._has_shown, self._next = True, Deadline(PROGRESS_S, self._clock)
@@ -243,9 +243,9 @@ class _Shown:
         if not self._has_waited:
             self._has_shown = self._has_waited = True
             self._log("waits for another process of this user that reads them")
-        self.note()
+        self.show_progress()
 
-    def end(self) -> None:
+    def show_end(self) -> None:
         """It has ended."""
         if self._has_shown:
             self._log(f"ended after {(self._clock.now_ns() - self._begun_ns) / NS_PER_S:.1f} s")

@@ -123,7 +123,7 @@ class _Allowance:
     def __init__(self) -> None:
         self._left = DIRECTIVES_MAX
 
-    def take(self, count: int) -> None:
+    def take_directives(self, count: int) -> None:
         """Take `count` directives off the allowance, valid or not; raises where too few are left."""
         if count > self._left:
             raise _Bad(f"{count} directives where {self._left} are left, expected at most {DIRECTIVES_MAX} in all")
@@ -221,7 +221,7 @@ def _retained(payload: Mapping[str, object], allowance: _Allowance) -> tuple[tup
 def _directives(given: object, allowance: _Allowance) -> tuple[tuple[TokenRange, ...], TokenRange | None]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise _Bad(f"directives is {_shown(given)}, expected a list of at most {DIRECTIVES_MAX}")
-    allowance.take(len(given))
+    allowance.take_directives(len(given))
     ranges: list[TokenRange] = []
     output: TokenRange | None = None
     for directive in given:

@@ -51,7 +51,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         self._revision, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
         self._draft_revision: Revision | None = None
         if self._revision is not None:
-            self._revision.begin(self._reader)
+            self._revision.begin_reading(self._reader)
         self._refusal = refusal or (_SPLIT_PAGES if getattr(storage_config, "dcp_size", 1) > 1 else "")
         self._store = PageStore(settings, self._shard, self._revision, refusal=self._refusal)
         self._sidecars = Sidecars(self._shard, self._store_of)
@@ -166,7 +166,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
                 given, args = self._settings.revision, server_args_of_process()
                 self._draft_revision, unidentified = with_draft(revision, given, args, os.environ)
             if self._draft_revision is not None:
-                self._draft_revision.begin(self._reader)
+                self._draft_revision.begin_reading(self._reader)
             revision = self._draft_revision
         return PageStore(self._settings, shard, revision, refusal=self._refusal or refusal or unidentified, name=name)
 

@@ -67,7 +67,7 @@ class Adapters:
         if reading.has_files:
             self._remember(place, reading)
         if place in self._known:
-            self._reader.begin(reading)
+            self._reader.begin_reading(reading)
 
     def _remember(self, place: tuple[int, str], known: str | WeightsReading) -> None:
         if place in self._known or len(self._known) < ADAPTERS_MAX:

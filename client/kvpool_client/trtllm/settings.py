@@ -102,7 +102,7 @@ class Settings:
     def begun(self, reader: WeightsReader) -> "Settings":
         """`named`, after the files of the weights have begun to be read; small and remembered ones have been then."""
         if self.later is not None:
-            self.later.begin(reader)
+            self.later.begin_reading(reader)
         return self.named()
 
     def named(self) -> "Settings":

@@ -179,7 +179,7 @@ class LeaseHold:
         """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
         release_each([self])
 
-    def settle(self) -> bool:
+    def end_loads(self) -> bool:
         """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""
         if os.getpid() != self._pid:
             self._is_released = True
@@ -217,7 +217,7 @@ class LeaseHold:
 
 def release_each(holds: Sequence[LeaseHold]) -> None:
     """Wait for the running loads of leases, then end them. Idempotent; never raises."""
-    ended = [hold for hold in holds if hold.settle()]
+    ended = [hold for hold in holds if hold.end_loads()]
     while ended:
         session, named = ended[0].session, [hold.id for hold in ended if hold.session is ended[0].session]
         ended = [hold for hold in ended if hold.session is not session]

@@ -34,7 +34,7 @@ class LoadStarter:
         self._counters = counters
         self._timeout_s = timeout_s
 
-    def begin(
+    def begin_load(
         self,
         leases: tuple[LeaseHold, ...],
         first_chunk: int,
@@ -76,7 +76,7 @@ class LoadStarter:
         """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it
         lies."""
         rows = lease.rows_from(first_chunk)
-        return self.begin((lease,), first_chunk, rows, [None] * len(rows))
+        return self.begin_load((lease,), first_chunk, rows, [None] * len(rows))
 
     def estimate_s(self, chunks: int) -> float:
         """Seconds to load what a hit of so many chunks needs."""

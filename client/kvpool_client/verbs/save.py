@@ -145,13 +145,13 @@ class _Commit:
         scope = self._reserved.scope if self._tokens else b""
         return m.Commit(self._reserved.reservation, bytes(self._checksums), bytes(self._tokens), scope)
 
-    def add(self, saved: SavedRun, numbers: list[int], checksums: bytes, tokens: bytes) -> None:
+    def add_chunks(self, saved: SavedRun, numbers: list[int], checksums: bytes, tokens: bytes) -> None:
         """Commit these chunks of a run, too."""
         self._checksums += checksums
         self._tokens += tokens
         self.rows += [(saved, number) for number in numbers]
 
-    def note(self, states: bytes) -> None:
+    def note_states(self, states: bytes) -> None:
         """Take the answer: a state for each chunk, or none where the reservation has ended."""
         self.is_answered = True
         states += bytes([SaveState.EXPIRED]) * (len(self.rows) - len(states))
@@ -376,7 +376,7 @@ class Save:
                     whole = _Commit(self._reserved)
                     continue
                 end = at + count
-                whole.add(
+                whole.add_chunks(
                     saved,
                     reserved[at:end],
                     checksums[at * row : end * row],
@@ -428,7 +428,7 @@ class Save:
                 failpoint.reach("client.end.before", failpoint.unreachable)
                 self._session.drop_reservation(self._reserved.reservation)
             except KVPoolError as error:
-                self._session.end(f"the end of a save could not be reported: {error}")
+                self._session.end_session(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
         if self._session is not None:
@@ -488,4 +488,4 @@ def _commit_each(session: Session, commits: Sequence[tuple[Save, _Commit]]) -> N
         if answer is None:
             save._give_up(SaveState.DISCONNECTED)
         else:
-            commit.note(answer.states)
+            commit.note_states(answer.states)

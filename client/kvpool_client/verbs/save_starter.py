@@ -94,7 +94,7 @@ class SaveStarter:
             keys, retention, runs, end_chunk=max((run.chunks[-1] + 1 for run in runs if run.chunks), default=0)
         )
 
-    def begin(self, plans: Sequence[SavePlan]) -> list[Save]:
+    def begin_save(self, plans: Sequence[SavePlan]) -> list[Save]:
         """The planned saves. One round trip for all."""
         session = self._link.session
         asked = {number: self._asked(plan) for number, plan in enumerate(plans) if _has_chunks(plan)}

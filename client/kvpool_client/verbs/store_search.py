@@ -117,7 +117,7 @@ class StoreSearch:
         }
         short = {number: len(run) for number, run in runs.items() if len(run) < len(columns[number])}
         share = max(1, sk.SEEK_KEYS_MAX // max(1, len(short)))
-        there = asking.ask({number: columns[number][first : first + share] for number, first in short.items()})
+        there = asking.ask_store({number: columns[number][first : first + share] for number, first in short.items()})
         for number, found in there.items():
             runs[number] = np.concatenate([runs[number], np.full(_leading(found), STORE, np.uint8)])
         return list(runs.values()), min((first + len(there[number]) for number, first in short.items()), default=0)
@@ -135,7 +135,7 @@ class StoreSearch:
         for number, run in self._others:
             begin = max(0, max(known, least) + 1 - run - first)
             missing[number] = begin + np.flatnonzero(rows[number][begin:] == _ABSENT)
-        there = asking.ask({number: columns[number].chosen(first + which) for number, which in missing.items()})
+        there = asking.ask_store({number: columns[number].chosen(first + which) for number, which in missing.items()})
         for number, which in missing.items():
             rows[number][which[there[number]]] = STORE
         return found
@@ -158,7 +158,7 @@ class _Asking:
         self._columns = columns
         self._deadline = deadline
 
-    def ask(self, wanted: dict[int, KeyColumn]) -> dict[int, npt.NDArray[np.bool_]]:
+    def ask_store(self, wanted: dict[int, KeyColumn]) -> dict[int, npt.NDArray[np.bool_]]:
         """Which of these keys, by column, the store has; none where there is no time left. Raises KVPoolError."""
         counts = [len(wanted.get(number, b"")) for number in range(self._columns)]
         left_s = self._deadline.remaining_s()

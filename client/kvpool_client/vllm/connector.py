@@ -205,7 +205,7 @@ class ConnectorCalls(WorkerCalls):
             self._late = NamedStart(name, begin)
             self._worker = AbsentWorker("", config.parallel_config.rank)
             return None
-        name.revision.begin(self._reader)
+        name.revision.begin_reading(self._reader)
         known = self._unsent_name = name.find()
         if known is None:
             self._late = NamedStart(name, begin)

@@ -26,7 +26,7 @@ class Prefetch:
         """Whether a job should end at its next piece."""
         return self._stop.is_set()
 
-    def begin(self, job: Callable[[], None]) -> None:
+    def begin_job(self, job: Callable[[], None]) -> None:
         """Begin a job. Requires: none is under way."""
         assert self._job is None
         self._job = self._executor.submit(job)

@@ -202,7 +202,7 @@ class DeviceSequence:
         following = (layer + 1) % self.layout.layers
         if following != layer and following in self._queries:
             self._staging.area.begin_aside()
-            self._prefetch.begin(functools.partial(self._foresee, following))
+            self._prefetch.begin_job(functools.partial(self._foresee, following))
         return out
 
     @in_turn

@@ -64,7 +64,7 @@ class SlotTable:
         self._is_prefetched[slots] = False
         return prefetched
 
-    def take(self, count: int) -> Numbers:
+    def take_slots(self, count: int) -> Numbers:
         """Empty so many slots, which are the caller's to fill and to publish. Requires: there are so many."""
         assert 0 < count <= self.slots
         is_old = self._touched <= self._step_began

@@ -91,7 +91,7 @@ class Staging:
 
     def _publish(self, layer: int, blocks: Numbers, heads: Numbers, *, is_prefetched: bool) -> Numbers:
         """Copy what the host buffer has, and enter it."""
-        slots = self.table.take(len(blocks))
+        slots = self.table.take_slots(len(blocks))
         self.area.fill(slots)
         self.table.publish(layer, blocks, heads, slots, is_prefetched=is_prefetched)
         self._tally.staging_copies += len(blocks)

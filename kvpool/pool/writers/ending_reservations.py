@@ -56,7 +56,7 @@ class EndingReservations:
         if reservation in self._ending and self._directory.end_part(reservation, ENDED_AT_ONCE, now_ns):
             del self._ending[reservation]
 
-    def go_on(self, now_ns: int) -> None:
+    def end_more(self, now_ns: int) -> None:
         """End a bounded number of chunks."""
         self._left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
         self._run(now_ns)
@@ -64,7 +64,7 @@ class EndingReservations:
     def _begin(self, now_ns: int) -> None:
         """End as much as this turn allows; the next one continues."""
         if self._on_backlog is None:
-            self.go_on(now_ns)
+            self.end_more(now_ns)
             return
         self._run(now_ns)
         if self.are_left:

@@ -214,7 +214,7 @@ class JointSaves:
         if part.committed >= len(part.chunks):
             del self._ending[part_id], self._parts[part_id]
 
-    def go_on(self, now_ns: int) -> None:
+    def end_more(self, now_ns: int) -> None:
         """End, expire or publish a bounded number of chunks."""
         if self._ending:
             self.go_on_with(next(iter(self._ending)), now_ns)

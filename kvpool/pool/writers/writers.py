@@ -345,11 +345,11 @@ class Writers:
     def _is_held(self, holder: ReservationId) -> bool:
         return self._ending_reservations.is_ending(holder) or self.joint_saves.is_ending(holder)
 
-    def go_on(self, now_ns: int) -> None:
+    def end_more(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
         if self.joint_saves.has_backlog:
-            self.joint_saves.go_on(now_ns)
-        self._ending_reservations.go_on(now_ns)
+            self.joint_saves.end_more(now_ns)
+        self._ending_reservations.end_more(now_ns)
         for reservation in list(self._ended):
             self.is_ending(reservation)
 

@@ -142,7 +142,7 @@ class Replays:
         buffer = self._buffer
         self._replays[peer] = Replay(peer, number, topic, buffer.first, buffer.end, Deadline(STALLED_S, self._clock))
 
-    def go_on(self) -> int:
+    def send_waiting(self) -> int:
         """Send as much as peers take now. Returns how many messages that was."""
         sent = 0
         for replay in list(self._replays.values()):

@@ -180,7 +180,7 @@ class EventSockets:
         while self._asked and self._replays.has_room:
             peer = next(iter(self._asked))
             self._replays.begin_replay(peer, *self._asked.pop(peer))
-        return self._replays.go_on()
+        return self._replays.send_waiting()
 
     def _note_turn(self, kind: int, read: int) -> None:
         if (door := self._doors.get(kind)) is not None:

@@ -60,7 +60,7 @@ def test_a_router_finds_what_was_pulled_and_what_is_saved_behind_it(
         mine = pool.keys(tokens, adapter=adapter, salt=salt)
         if is_promised:
             with closing(pool.open_promise_line(1)) as line:
-                question = line.ask(pool.lookup(mine))
+                question = line.ask_promise(pool.lookup(mine))
                 wait_until(partial(is_answered, line, question), "it is promised")
                 assert question.answer is not None
                 assert question.answer.chunks == CHUNKS

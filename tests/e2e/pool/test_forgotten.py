@@ -150,7 +150,7 @@ def test_a_save_that_is_collected_in_a_cycle_writes_nothing_after_the_connection
     with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
         let_go(held)
     (run,) = session._saves
-    session.end("a test ends it")
+    session.end_session("a test ends it")
     assert run.is_cancelled()  # type: ignore[attr-defined]  # a native job
     assert not session._saves
 

@@ -57,7 +57,7 @@ def test_many_hits_are_promised_together_and_loaded_by_others(daemon: Daemon, po
     chains = [stored_keys(pool, seed) for seed in range(4)]
     with closing(pool.open_promise_line(1)) as line, daemon.connect() as worker:
         hits = [pool.lookup(chains[number % 4]) for number in range(count)]
-        found = promises(line, [line.ask(hit) for hit in hits])
+        found = promises(line, [line.ask_promise(hit) for hit in hits])
         assert [promise.chunks for promise in found] == [CHUNKS] * count
         assert [promise.tiers for promise in found] == [hit.tiers.tobytes() for hit in hits]
         assert daemon.stats()["leases"] == 0
@@ -73,7 +73,7 @@ def test_many_hits_are_promised_together_and_loaded_by_others(daemon: Daemon, po
 def test_each_promise_has_as_many_tickets_and_claims_as_the_line_was_opened_for(daemon: Daemon, pool: kv.Pool) -> None:
     hit = pool.lookup(stored_keys(pool, 1))
     with closing(pool.open_promise_line(3, 2)) as line:
-        (promise,) = promises(line, [line.ask(hit)])
+        (promise,) = promises(line, [line.ask_promise(hit)])
         assert len(set(promise.tickets)) == 3
         for ticket in promise.tickets:
             for chunks in (CHUNKS, CHUNKS, 0):
@@ -87,12 +87,12 @@ def test_what_is_given_back_holds_nothing(daemon: Daemon, pool: kv.Pool) -> None
     with daemon.connect(replace(SMALL, rank=None)) as scheduler, closing(scheduler.open_promise_line(2)) as line:
         hit = scheduler.lookup(prompt(scheduler, 1, tail=0))
         assert hit.chunks == CHUNKS
-        unsent, kept, answered = (line.ask(hit) for _ in range(3))
+        unsent, kept, answered = (line.ask_promise(hit) for _ in range(3))
         line.give_back(unsent)
         promises(line, [kept, answered])
         assert daemon.stats()["tickets"] == 4
         line.give_back(answered)
-        asked = line.ask(hit)
+        asked = line.ask_promise(hit)
         line.receive()
         line.give_back(asked)
         line.give_back(kept)
@@ -107,7 +107,7 @@ def test_a_hit_is_promised_whole_or_as_it_is_a_hit_now(case: Case, daemon: Daemo
         ranks.store(gone)
         hits = [scheduler.lookup(each) for each in (keys, gone)]
         with closing(scheduler.open_promise_line(1, len(ranks.pools))) as line:
-            (promise,) = promises(line, [line.ask(hits[0])])
+            (promise,) = promises(line, [line.ask_promise(hits[0])])
             for pool in ranks.pools:
                 with pool.claim(promise.tickets[0]) as lease:
                     assert (lease.chunks, lease.tiers.tobytes()) == (CHUNKS, promise.tiers)
@@ -116,7 +116,7 @@ def test_a_hit_is_promised_whole_or_as_it_is_a_hit_now(case: Case, daemon: Daemo
             with daemon.admin() as admin:
                 admin.flush(None, None)
             ranks.store(keys, [3], chunks=3)
-            found = promises(line, [line.ask(hit) for hit in hits])
+            found = promises(line, [line.ask_promise(hit) for hit in hits])
             assert [(promise.chunks, len(promise.tiers)) for promise in found] == [(3, 3), (0, 0)]
             assert found[1] is NOTHING
 
@@ -126,16 +126,16 @@ def test_a_killed_daemon_answers_with_nothing_and_the_next_one_promises_again(da
         keys = stored_keys(pool, 1)
         hit = pool.lookup(keys)
         daemon.signal(signal.SIGSTOP)
-        questions = [line.ask(hit) for _ in range(3)]
+        questions = [line.ask_promise(hit) for _ in range(3)]
         line.receive()
         daemon.kill()
         assert promises(line, questions) == [NOTHING] * 3
         daemon.start()
-        assert promises(line, [line.ask(hit)]) == [NOTHING], "nobody is connected, or nothing is there"
+        assert promises(line, [line.ask_promise(hit)]) == [NOTHING], "nobody is connected, or nothing is there"
         wait_until(
             lambda: pool.connected and store(pool, keys).stored + store(pool, keys).present >= CHUNKS, "it is stored"
         )
-        wait_until(lambda: promises(line, [line.ask(pool.lookup(keys))])[0].chunks == CHUNKS, "it is promised")
+        wait_until(lambda: promises(line, [line.ask_promise(pool.lookup(keys))])[0].chunks == CHUNKS, "it is promised")
 
 
 def test_a_request_for_more_than_an_answer_has_room_for_ends_the_connection(daemon: Daemon, pool: kv.Pool) -> None:
@@ -157,7 +157,7 @@ def test_a_question_longer_than_the_socket_takes_is_answered_while_it_is_waited_
     with daemon.connect(tiny, timeout_s=60.0) as pool, closing(pool.open_promise_line(1)) as line:
         keys = prompt(pool, 1, 8000, tail=0)
         assert store(pool, keys).stored == 8000
-        question = line.ask(pool.lookup(keys))
+        question = line.ask_promise(pool.lookup(keys))
         line.receive(60.0)
         assert question.answer is not None
         assert question.answer.chunks == 8000
@@ -174,7 +174,7 @@ def test_tickets_that_have_no_room_are_refused_before_one_is_made_and_others_are
         assert store(pool, keys).stored == chunks
         hit = pool.lookup(keys)
         with closing(pool.open_promise_line(m.CLAIMS_MAX)) as greedy, closing(pool.open_promise_line(8)) as line:
-            many, few = greedy.ask(hit), line.ask(hit)
+            many, few = greedy.ask_promise(hit), line.ask_promise(hit)
             greedy.receive()
             assert promises(line, [few])[0].chunks == chunks
             assert promises(greedy, [many]) == [NOTHING], "its chunks are more than tickets may hold"
@@ -203,7 +203,7 @@ def test_a_rank_among_others_makes_no_promises_and_the_only_one_gives_them_back(
         one.open_promise_line(1)
     hit = pool.lookup(stored_keys(pool, 1))
     with closing(pool.open_promise_line(2, 3)) as line:
-        question = line.ask(hit)
+        question = line.ask_promise(hit)
         assert promises(line, [question])[0].chunks == CHUNKS
         line.give_back(question)
         assert_nothing_held(line, daemon)

@@ -120,7 +120,7 @@ def test_leases_of_an_earlier_connection_are_not_joined_with_those_of_this_one(s
         (earlier,) = pool.separate.acquire(pool.separate.lookup(chains[:1]))
         session: Session | None = pool._link.session
         assert session is not None
-        session.end("ended by the test")
+        session.end_session("ended by the test")
         wait_until(lambda: pool.connected and pool._link.session is not session, "the pool is connected again")
         (later,) = pool.separate.acquire(pool.separate.lookup(chains[1:]))
         engine = Engine(pool, 2)

@@ -181,7 +181,7 @@ def _interrupted(*args: object) -> None:
 
 def test_a_wait_for_a_prefetch_that_is_interrupted_forgets_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     prefetch, is_free = Prefetch(), threading.Event()
-    prefetch.begin(lambda: _wait_for(is_free))
+    prefetch.begin_job(lambda: _wait_for(is_free))
     job = prefetch._job
     assert job is not None
     with monkeypatch.context() as patched:

@@ -192,7 +192,7 @@ class World:
     def cut(self) -> None:
         session = self.pool._link.session
         if session is not None:
-            session.end("ended by the test")
+            session.end_session("ended by the test")
             self.pool._link.lost()
             wait_until(lambda: self.pool.connected, "the pool has connected again")
             self.may_lose = True

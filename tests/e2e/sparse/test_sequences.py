@@ -477,5 +477,5 @@ def end_connection_of(pool: kv.Pool) -> None:
     """End the pool's connection from within, as a lost answer does."""
     session = pool._link.session
     assert session is not None
-    session.end("ended by the test")
+    session.end_session("ended by the test")
     pool._link.lost()

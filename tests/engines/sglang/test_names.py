@@ -38,7 +38,7 @@ def _revision(settings: dict[str, Any] | None = None, environment: dict[str, str
 def known(revision: Revision | None) -> str:
     """The revision, once the files were read."""
     assert revision is not None
-    revision.begin(READER)
+    revision.begin_reading(READER)
     assert all(reading.wait(60) for reading in revision.readings)
     return revision.find() or ""
 

@@ -35,7 +35,7 @@ def _settings(environment: dict[str, str] | None = None, **fields: Any) -> Setti
     """The settings, once the files of the weights were read."""
     found = Settings.read(llm_args(**fields), environment or {}, "1")
     if found.later is not None:
-        found.later.begin(READER)
+        found.later.begin_reading(READER)
         assert all(reading.wait(60) for reading in found.later.readings)
     return found.named()
 
@@ -144,9 +144,9 @@ def test_an_adapter_whose_files_change_while_they_are_read_has_no_name(tmp_path:
 
     def change_and_begin(reading: WeightsReading) -> None:
         (tmp_path / "adapter_config.json").touch()
-        READER.begin(reading)
+        READER.begin_reading(reading)
 
-    reader.begin = change_and_begin  # type: ignore[method-assign]
+    reader.begin_reading = change_and_begin  # type: ignore[method-assign]
     adapters, request = Adapters(reader), _adapter(tmp_path)
     assert adapters.name_of(request)[0] == ""
     wait_until(lambda: "has changed" in adapters.name_of(request)[1], "the adapter is refused")

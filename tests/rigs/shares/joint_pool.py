@@ -117,7 +117,7 @@ class JointPool:
     def settle(self) -> None:
         """End everything that has ended or expired."""
         while self.pool._writers.has_backlog:
-            self.pool._writers.go_on(self.clock.ns)
+            self.pool._writers.end_more(self.clock.ns)
 
     def reserve(
         self,

@@ -29,9 +29,9 @@ def disk(tmp_path: Path) -> Path:
 
 def test_a_ratio_is_to_the_raw_passes_around_it_in_the_same_round() -> None:
     rounds = Rounds()
-    rounds.add(GB, [(1.0, 0.1), (3.0, 0.3)], (2.5, 0.5))
-    rounds.add(GB, [(1.0, 0.1), (1.0, 0.1)], (1.0, 0.2))
-    rounds.add(GB, [(2.0, 0.1), (2.0, 0.1)], (4.0, 0.2))
+    rounds.add_round(GB, [(1.0, 0.1), (3.0, 0.3)], (2.5, 0.5))
+    rounds.add_round(GB, [(1.0, 0.1), (1.0, 0.1)], (1.0, 0.2))
+    rounds.add_round(GB, [(2.0, 0.1), (2.0, 0.1)], (4.0, 0.2))
     columns = rounds.columns("demote", 1 << 20)
     assert rounds.ratios == [0.8, 1.0, 0.5]
     assert (columns["demote_ratio"], columns["demote_gb_per_s"], columns["demote_bar"]) == (0.8, 0.4, 0.95)
@@ -43,7 +43,7 @@ def test_a_ratio_is_to_the_raw_passes_around_it_in_the_same_round() -> None:
 
 def test_small_chunks_have_no_bar_and_single_moves_their_latencies() -> None:
     rounds = Rounds()
-    rounds.add(GB, [(1.0, 0.0), (1.0, 0.0)], (1.0, 0.0))
+    rounds.add_round(GB, [(1.0, 0.0), (1.0, 0.0)], (1.0, 0.0))
     rounds.add_one(1e-3, 2e-3)
     columns = rounds.columns("promote", 512 << 10)
     assert columns["promote_bar"] is None
@@ -66,7 +66,9 @@ def test_seconds_per_million_are_of_the_chunks_alone() -> None:
 
 def test_hits_are_counted_by_tier() -> None:
     tally = Tally(CHUNK)
-    tally.add(RequestResult(chunks=5, hit_chunks=4, leased_chunks=4, loaded_chunks=4, loaded_ssd_chunks=3, load_s=1.0))
+    tally.add_request(
+        RequestResult(chunks=5, hit_chunks=4, leased_chunks=4, loaded_chunks=4, loaded_ssd_chunks=3, load_s=1.0)
+    )
     columns = tally.by_tier(chunk_tokens=512, input_tokens=5 * 512, ssd_written_bytes=9 * CHUNK)
     assert (columns["hit_tokens_dram"], columns["hit_tokens_ssd"]) == (512, 3 * 512)
     assert (columns["hit_rate_dram"], columns["hit_rate_ssd"]) == (0.2, 0.6)

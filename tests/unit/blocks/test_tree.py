@@ -27,7 +27,7 @@ def test_the_longest_head_is_that_of_a_search_through_all() -> None:
     for number in range(6 * RUN_MAX):
         tokens = packed([chance.randrange(12) * 300 for _ in range(chance.randrange(1, 7))])
         if tokens not in names:
-            order.add(tokens, number)
+            order.add_child(tokens, number)
             names[tokens] = number
         elif chance.random() < 0.7:
             order.remove(tokens)

@@ -106,15 +106,15 @@ def test_a_rate_stays_within_its_bounds(samples: list[tuple[float, float]]) -> N
     rate = MedianRate(least=RATE_MIN, most=RATE_MAX)
     assert rate.value == 0
     for amount, seconds in samples:
-        rate.add(amount, seconds)
+        rate.add_measurement(amount, seconds)
         assert RATE_MIN <= rate.value <= RATE_MAX
 
 
 def test_invalid_measurements_change_no_rate() -> None:
     rate, tier = MedianRate(least=RATE_MIN, most=RATE_MAX), new_tier()
     for amount, seconds in ((0, 1.0), (1.0, 0.0)):
-        rate.add(amount, seconds)
-        tier.add(amount, seconds)
+        rate.add_measurement(amount, seconds)
+        tier.add_measurement(amount, seconds)
     assert rate.value == 0
     assert (tier.rate, tier.setup_s) == (1e9, 0)
 
@@ -141,7 +141,7 @@ true_setups = st.floats(0.0, SETUP_MAX_S * 0.99)
 def test_a_set_up_is_never_negative_nor_beyond_its_bound(samples: list[tuple[float, float]], guess: float) -> None:
     tier = new_tier(guess)
     for amount, seconds in samples:
-        tier.add(amount, seconds)
+        tier.add_measurement(amount, seconds)
         assert 0 <= tier.setup_s <= SETUP_MAX_S
         assert RATE_MIN * 0.999 <= tier.rate <= RATE_MAX * 1.001
 
@@ -153,7 +153,7 @@ def test_loads_of_different_sizes_show_the_set_up_and_the_rate(
 ) -> None:
     tier = new_tier(guess)
     for size in sizes:
-        tier.add(size, setup_s + size / rate)
+        tier.add_measurement(size, setup_s + size / rate)
     assert tier.rate == pytest.approx(rate, rel=1e-6)
     assert tier.setup_s == pytest.approx(setup_s, abs=1e-6)
 
@@ -163,9 +163,9 @@ def test_loads_of_different_sizes_show_the_set_up_and_the_rate(
 def test_one_stall_moves_neither(sizes: list[int], rate: float, setup_s: float, when: int, stall_s: float) -> None:
     tier = new_tier()
     for size in sizes:
-        tier.add(size, setup_s + size / rate)
+        tier.add_measurement(size, setup_s + size / rate)
     for place, size in enumerate(sizes):
-        tier.add(size, setup_s + size / rate + (stall_s if place == when else 0.0))
+        tier.add_measurement(size, setup_s + size / rate + (stall_s if place == when else 0.0))
         assert tier.rate == pytest.approx(rate, rel=1e-6)
         assert tier.setup_s == pytest.approx(setup_s, abs=1e-6)
 
@@ -177,7 +177,7 @@ def test_a_stall_among_the_very_first_loads_makes_no_tier_slow(
 ) -> None:
     tier = new_tier(1e9)
     for place, size in enumerate(sizes):
-        tier.add(size, setup_s + size / rate + (stall_s if place == when else 0.0))
+        tier.add_measurement(size, setup_s + size / rate + (stall_s if place == when else 0.0))
         assert tier.setup_s <= 0.04, place
         assert seconds_of(tier, 64 * MIB) <= 0.02 + 64 * MIB / 5e8, place
 
@@ -187,7 +187,7 @@ def test_a_stall_among_the_very_first_loads_makes_no_tier_slow(
 def test_loads_of_one_size_show_how_long_that_size_takes(size: int, rate: float, setup_s: float, count: int) -> None:
     tier, took_s = new_tier(), setup_s + size / rate
     for _ in range(count):
-        tier.add(size, took_s)
+        tier.add_measurement(size, took_s)
     if took_s > size / 1e9 or count >= 3:  # the guess counts against two that are faster
         assert seconds_of(tier, size) == pytest.approx(took_s)
 
@@ -197,16 +197,16 @@ def test_small_loads_alone_claim_no_other_speed_than_they_prove(took_s: float, *
     """One MiB in 2 to 11 ms may be a set-up alone; in 0.2 ms it is 5 GB/s."""
     tier = new_tier(1e9)
     for _ in range(9):
-        tier.add(MIB, took_s)
+        tier.add_measurement(MIB, took_s)
     assert tier.rate == pytest.approx(MIB / took_s if is_fast else 1e9)
 
 
 def test_small_loads_do_not_drop_what_large_ones_have_shown() -> None:
     tier = new_tier(4e9)
     for size in (8, 16, 32, 64, 128):
-        tier.add(size * MIB, 0.005 + size * MIB / 20e6)
+        tier.add_measurement(size * MIB, 0.005 + size * MIB / 20e6)
     for _ in range(20):
-        tier.add(MIB, 0.005 + MIB / 20e6)
+        tier.add_measurement(MIB, 0.005 + MIB / 20e6)
     assert tier.rate == pytest.approx(20e6)
     assert tier.setup_s == pytest.approx(0.005)
 
@@ -217,16 +217,16 @@ def test_three_slow_loads_change_the_rate(sizes: list[int], before: int, slow: f
     """What they took beyond the longest set-up counts for their bytes."""
     tier = new_tier()
     for number in range(before):
-        tier.add(sizes[number % 5] * 64, sizes[number % 5] * 64 / 1e9)
+        tier.add_measurement(sizes[number % 5] * 64, sizes[number % 5] * 64 / 1e9)
     for size in sizes[:3]:
-        tier.add(size * 64, size * 64 / slow)
+        tier.add_measurement(size * 64, size * 64 / slow)
     assert tier.rate < 2 * slow
 
 
 def test_a_tier_that_has_become_fast_is_shown_by_three_loads() -> None:
     tier = new_tier()
     for seconds in [3.2] * 5 + [0.032] * 3:
-        tier.add(64 * MIB, seconds)
+        tier.add_measurement(64 * MIB, seconds)
     assert seconds_of(tier, 64 * MIB) == pytest.approx(0.032)
 
 
@@ -234,7 +234,7 @@ def test_without_a_guess_all_time_counts_until_amounts_differ() -> None:
     prefill = new_tier(0)
     assert (prefill.rate, prefill.count) == (0, 0)
     for _ in range(3):
-        prefill.add(1000 * MIB, 0.05)
+        prefill.add_measurement(1000 * MIB, 0.05)
         assert prefill.rate == pytest.approx(1000 * MIB / 0.05)
         assert prefill.setup_s == pytest.approx(0)
 

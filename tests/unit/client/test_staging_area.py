@@ -15,10 +15,10 @@ KIB = 1 << 10
 def test_windows_lie_apart_and_hold_a_layer(size: int, layer_bytes: int) -> None:
     area = StagingArea(kvpool_native.Mapping.create("staging", size), layer_bytes)
     taken = []
-    while (offset := area.take(0.0)) is not None:
+    while (offset := area.take_window(0.0)) is not None:
         taken.append(offset)
     assert area.window_bytes >= layer_bytes
     edges = [*sorted(taken), size]
     assert all(low + area.window_bytes <= high for low, high in itertools.pairwise(edges))
     area.give_back(taken[0])
-    assert area.take(0.0) == taken[0]
+    assert area.take_window(0.0) == taken[0]

@@ -102,7 +102,7 @@ class Setting:
         calls, most, left = 0, begun - self.writing(), self.writing()
         while self.pool._writers.has_backlog:
             begun_s = time.thread_time()
-            self.pool._writers.go_on(self.clock.now_ns())
+            self.pool._writers.end_more(self.clock.now_ns())
             self.longest_s = max(self.longest_s, time.thread_time() - begun_s)
             calls, most, left = calls + 1, max(most, left - self.writing()), self.writing()
         assert left == 0
@@ -274,7 +274,7 @@ def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
         assert setting.writing() == 3 * PART_CHUNKS
         parts.close()
         assert setting.writing() == 0
-        setting.pool._writers.go_on(setting.clock.now_ns())
+        setting.pool._writers.end_more(setting.clock.now_ns())
         assert setting.pool.measure({}).directory["used_bytes"] == 0
         setting.store(keys)
         leasing = setting.pool.chains.acquire(setting.session, m.Acquire(keys))

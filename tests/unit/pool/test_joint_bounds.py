@@ -76,7 +76,7 @@ def test_many_chains_expire_in_bounded_calls(pool: JointPool) -> None:
     assert writers.has_backlog
     assert 0 < pool.counts()["joint_chunks"] < 100
     while writers.has_backlog:
-        writers.go_on(pool.clock.ns)
+        writers.end_more(pool.clock.ns)
     assert pool.counts()["joint_chunks"] == 0
     assert pool.counts()["expired"] == 100
 
@@ -92,7 +92,7 @@ def test_long_parts_end_in_bounded_calls(pool: JointPool, monkeypatch: pytest.Mo
     assert pool.counts()["reservations"] == 0
     assert pool.problems() == []
     assert pool.reserve(one, RIGHT, path).states == [SaveState.PENDING] * 100
-    pool.pool._writers.go_on(pool.clock.ns)
+    pool.pool._writers.end_more(pool.clock.ns)
     ended = pool.reserve(one, RIGHT, path)
     assert ended.states == [SaveState.RESERVED] * 16 + [SaveState.PENDING] * 84
     pool.settle()

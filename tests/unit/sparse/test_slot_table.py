@@ -16,7 +16,7 @@ def numbers(*values: int) -> Numbers:
 
 def publish(table: SlotTable, layer: int, *blocks: int, is_prefetched: bool = False) -> Numbers:
     """Publish these blocks of KV head 0."""
-    slots = table.take(len(blocks))
+    slots = table.take_slots(len(blocks))
     heads = np.zeros(len(blocks), np.int64)
     table.publish(layer, numbers(*blocks), heads, slots, is_prefetched=is_prefetched)
     return slots
@@ -44,7 +44,7 @@ def test_what_cannot_be_is_asserted() -> None:
     with pytest.raises(AssertionError):
         table.publish(0, numbers(1), numbers(0), 1 - slots)
     with pytest.raises(AssertionError):
-        table.take(3)
+        table.take_slots(3)
 
 
 def test_random_lives_are_those_of_a_dict() -> None:
@@ -70,7 +70,7 @@ def test_random_lives_are_those_of_a_dict() -> None:
                 model[(layer, *pair)] = model.pop((layer, *pair))
         missing = slots == NONE
         if missing.any():
-            taken = table.take(int(missing.sum()))
+            taken = table.take_slots(int(missing.sum()))
             for _ in range(max(0, len(model) + len(taken) - table.slots)):
                 del model[next(iter(model))]
             assert not set(taken.tolist()) & set(model.values())

@@ -65,7 +65,7 @@ class _Rounds:
     save_cpu_s: float = 0.0
     save_daemon_cpu_s: float = 0.0
 
-    def add(self, floors_s: list[float], pieces_s: list[float], save_s: "_Measured", load_s: "_Measured") -> None:
+    def add_round(self, floors_s: list[float], pieces_s: list[float], save_s: "_Measured", load_s: "_Measured") -> None:
         """Count one round: three memcpys, the gather and the scatter, and what the save and the load between them took."""
         self.memcpy += [self.total / seconds / 1e9 for seconds in floors_s]
         self.save.append(self.total / save_s[0] / 1e9)
@@ -135,7 +135,7 @@ def _measure_size(
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
             _compare(source, target, name)
             if number:
-                rounds.add(floors_s, pieces_s, save_s, load_s)
+                rounds.add_round(floors_s, pieces_s, save_s, load_s)
             advance()
     return _row(name, chunks, rounds)
 

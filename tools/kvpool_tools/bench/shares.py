@@ -60,7 +60,7 @@ class _Rounds:
     ratio: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
 
-    def add(self, size: int, floors_s: Sequence[float], taken: dict[str, tuple[float, float]]) -> None:
+    def add_round(self, size: int, floors_s: Sequence[float], taken: dict[str, tuple[float, float]]) -> None:
         """Count one round of loads of so many bytes."""
         self.memcpy += [size / seconds / 1e9 for seconds in floors_s]
         for way, (seconds, cpu_s) in taken.items():
@@ -196,7 +196,7 @@ def _measure(
             ranks[way].check(0)
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(flat[0], flat[1])))
         if number:
-            counted.add(flat.shape[1], floors_s, taken)
+            counted.add_round(flat.shape[1], floors_s, taken)
         advance()
     for rank_of in ranks.values():
         rank_of.pool.close()

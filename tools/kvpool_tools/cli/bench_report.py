@@ -47,7 +47,7 @@ class Report:
         if not self._is_json:
             print_table(f"{name}: {title}", [_readable(row) for row in rows])
 
-    def note(self, text: str) -> None:
+    def note_remark(self, text: str) -> None:
         """Print a remark that is no figure."""
         self.notes.append(text)
         click.echo(text, err=self._is_json)

@@ -78,7 +78,7 @@ class ManySizes:
         """Run the control thread's work after each commit."""
         self._link.run()
 
-    def settle(self) -> None:
+    def wait_written(self) -> None:
         """Wait until nothing is being written."""
         while self._tier.has_finished:
             self._link.on_completed()

@@ -114,7 +114,7 @@ class Simulation:
                 child = _Child(self._settings)
                 stack.callback(child.stop)
                 selector.register(child.output, selectors.EVENT_READ, child)
-                child.ask(waiting.pop())
+                child.give_work(waiting.pop())
             for _ in works:
                 ready = selector.select(CELL_TIMEOUT_S)
                 if not ready:
@@ -137,7 +137,7 @@ class _Child:
         self._input, self.output = self._process.stdin, self._process.stdout
         self.asked: Work = 0
 
-    def ask(self, work: Work) -> None:
+    def give_work(self, work: Work) -> None:
         """Have it do a piece of work. Raises KVPoolError when it has ended."""
         self.asked = work
         try:

@@ -38,7 +38,7 @@ class DeviceGatherer:
         except RuntimeError:  # the device refuses: the piece with this layer will be given up
             self._marks[layer] = None
 
-    def begin(self, piece: Piece, offset: int) -> Gathering:
+    def begin_piece(self, piece: Piece, offset: int) -> Gathering:
         """Start on a piece, into the window at `offset`, once the device has done what the engine had queued."""
         ids = np.ascontiguousarray(self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks]).tobytes()
         marks = [self._marks[piece.first_layer + number] for number in range(piece.layers)]

@@ -163,7 +163,7 @@ class AdapterNames:
             known = files, Revision({"name": lora.lora_name, "path": path}, weights=weights)
             self._known[place] = known
             if files.has_files:
-                self._reader.begin(files)
+                self._reader.begin_reading(files)
         files, name = known
         if changed := files.first_changed():
             raise LayoutMismatch(

@@ -112,7 +112,7 @@ class Offers:
         entry.answer_wait = None
         entry.held_tokens = held_tokens
         entry.asked_tokens = hit.tokens - held_tokens
-        entry.answer = self._line.ask(hit) if hit.tokens > held_tokens else None
+        entry.answer = self._line.ask_promise(hit) if hit.tokens > held_tokens else None
         self._is_open = True
         return entry.answer is not None
 

@@ -65,7 +65,7 @@ class ScriptedSession:
         bodies = [m.encode(record, 0)[frames.LENGTH.size :] for record in promised]
         self.answer(bm.Batched(bodies), self.sent[-1][0])
 
-    def end(self, reason: str) -> None:
+    def end_session(self, reason: str) -> None:
         self.is_alive = False
 
 
@@ -129,7 +129,7 @@ def setting() -> Setting:
 
 
 def test_questions_go_out_together_and_are_answered_one_by_one(setting: Setting) -> None:
-    first, second = (setting.line.ask(setting.hit()) for _ in range(2))
+    first, second = (setting.line.ask_promise(setting.hit()) for _ in range(2))
     setting.line.receive()
     ((_, batch),) = setting.session.sent
     assert len(batch.requests) == 2
@@ -150,7 +150,7 @@ def test_questions_go_out_together_and_are_answered_one_by_one(setting: Setting)
 
 
 def test_a_hit_of_other_nodes_is_asked_for_by_its_keys_once(setting: Setting) -> None:
-    question = setting.line.ask(setting.hit(level=Level.PEER))
+    question = setting.line.ask_promise(setting.hit(level=Level.PEER))
     setting.line.receive()
     setting.session.answer_batch(pr.Promised(0, b"", b""))
     setting.line.receive()
@@ -160,7 +160,7 @@ def test_a_hit_of_other_nodes_is_asked_for_by_its_keys_once(setting: Setting) ->
 
 def test_a_frame_that_the_socket_takes_in_pieces_is_sent_whole(setting: Setting) -> None:
     setting.session.room = 7
-    question = setting.line.ask(setting.hit())
+    question = setting.line.ask_promise(setting.hit())
     for _ in range(100):
         setting.line.receive()
     assert len(setting.session.sent) == 1
@@ -173,7 +173,7 @@ def test_a_frame_that_the_socket_takes_in_pieces_is_sent_whole(setting: Setting)
 def test_what_waits_for_an_answer_sends_the_rest_of_its_question_meanwhile(setting: Setting) -> None:
     setting.session.room = 7
     setting.session.answers_itself = True
-    question = setting.line.ask(setting.hit())
+    question = setting.line.ask_promise(setting.hit())
     setting.line.receive(60.0)
     assert question.answer is not None
     assert question.answer.chunks == 1
@@ -181,11 +181,11 @@ def test_what_waits_for_an_answer_sends_the_rest_of_its_question_meanwhile(setti
 
 
 def test_an_empty_hit_and_a_forked_child_ask_nobody(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert setting.line.ask(setting.hit(0)).answer is NOTHING
-    kept = setting.line.ask(setting.hit())
+    assert setting.line.ask_promise(setting.hit(0)).answer is NOTHING
+    kept = setting.line.ask_promise(setting.hit())
     setting.line._lock.acquire()  # as another thread held it at the fork
     monkeypatch.setattr(setting.line, "_pid", -1)
-    asked = setting.line.ask(setting.hit())
+    asked = setting.line.ask_promise(setting.hit())
     assert asked.answer is NOTHING
     setting.line.give_back(kept)
     setting.line.receive(1.0)
@@ -195,7 +195,7 @@ def test_an_empty_hit_and_a_forked_child_ask_nobody(setting: Setting, monkeypatc
 
 
 def test_a_daemon_that_ends_the_connection_is_quoted(setting: Setting) -> None:
-    question = setting.line.ask(setting.hit())
+    question = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.session.answer(m.Failure("protocol", "claims is of type str, expected int"), 0)
     setting.line.receive()
@@ -206,7 +206,7 @@ def test_a_daemon_that_ends_the_connection_is_quoted(setting: Setting) -> None:
 
 def test_the_time_of_an_answer_begins_when_all_of_the_question_is_sent(setting: Setting) -> None:
     setting.session.room = 16
-    question = setting.line.ask(setting.hit())
+    question = setting.line.ask_promise(setting.hit())
     while not setting.session.sent:
         setting.line.receive()
         setting.clock.now += 0.9 * TIMEOUT_S
@@ -218,7 +218,7 @@ def test_the_time_of_an_answer_begins_when_all_of_the_question_is_sent(setting: 
 
 
 def test_what_is_given_back_is_claimed_by_nobody_else(setting: Setting) -> None:
-    questions = unsent, _, asked = [setting.line.ask(setting.hit()) for _ in range(3)]
+    questions = unsent, _, asked = [setting.line.ask_promise(setting.hit()) for _ in range(3)]
     setting.line.give_back(unsent)
     setting.line.receive()
     assert len(setting.session.sent[-1][1].requests) == 2
@@ -283,7 +283,7 @@ def _unasked(session: ScriptedSession) -> None:
 def test_a_wrong_answer_ends_the_session_and_leaves_no_question_open(
     setting: Setting, answer: Callable[[ScriptedSession], None]
 ) -> None:
-    questions = [setting.line.ask(setting.hit()) for _ in range(2)]
+    questions = [setting.line.ask_promise(setting.hit()) for _ in range(2)]
     setting.line.receive()
     session = setting.session
     answer(session)
@@ -291,13 +291,13 @@ def test_a_wrong_answer_ends_the_session_and_leaves_no_question_open(
     assert not session.is_alive
     assert len(setting.link.failures) == 1
     assert all(question.answer is not None for question in questions)
-    later = setting.line.ask(setting.hit())
+    later = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     assert later.answer is NOTHING, "nobody is there to ask"
 
 
 def test_a_refused_frame_is_a_miss_for_all_of_it(setting: Setting) -> None:
-    questions = [setting.line.ask(setting.hit(1)) for _ in range(2)]
+    questions = [setting.line.ask_promise(setting.hit(1)) for _ in range(2)]
     setting.line.receive()
     setting.session.answer(m.Failure("refused", "why"), setting.session.sent[-1][0])
     setting.line.receive()
@@ -306,7 +306,7 @@ def test_a_refused_frame_is_a_miss_for_all_of_it(setting: Setting) -> None:
 
 
 def test_a_daemon_without_an_answer_is_left_after_the_time_of_a_round_trip(setting: Setting) -> None:
-    question = setting.line.ask(setting.hit())
+    question = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.clock.now = TIMEOUT_S - 0.1
     setting.line.receive()
@@ -318,10 +318,10 @@ def test_a_daemon_without_an_answer_is_left_after_the_time_of_a_round_trip(setti
 
 
 def test_each_answer_gives_the_rest_as_much_time_again(setting: Setting) -> None:
-    first = setting.line.ask(setting.hit())
+    first = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.clock.now = 0.9 * TIMEOUT_S
-    second = setting.line.ask(setting.hit())
+    second = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.session.answer(bm.Batched([_body(pr.Promised(1, b"\x01", TICKET))]), setting.session.sent[0][0])
     setting.line.receive()
@@ -333,10 +333,10 @@ def test_each_answer_gives_the_rest_as_much_time_again(setting: Setting) -> None
 
 
 def test_a_new_session_is_asked_what_was_not_sent_yet(setting: Setting) -> None:
-    lost = setting.line.ask(setting.hit())
+    lost = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.link.session = following = ScriptedSession()
-    kept = setting.line.ask(setting.hit())
+    kept = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     assert lost.answer is NOTHING
     assert kept.answer is None
@@ -351,7 +351,7 @@ def test_frames_are_cut_where_an_answer_has_no_more_room(setting: Setting) -> No
     chunks = bm.BATCH_PROMISE_BYTES_MAX // 2 - 32
     hit = setting.hit()
     for _ in range(3):
-        question = setting.line.ask(hit)
+        question = setting.line.ask_promise(hit)
         question.request = pr.Promise(b"k" * 32, chunks, "", 1, 0)
     setting.line.receive()
     assert [len(batch.requests) for _, batch in setting.session.sent] == [2, 1]
@@ -384,7 +384,7 @@ def called(
 
 
 def test_a_request_of_another_thread_goes_with_the_questions(setting: Setting) -> None:
-    question = setting.line.ask(setting.hit(1))
+    question = setting.line.ask_promise(setting.hit(1))
 
     def answer(session: ScriptedSession) -> None:
         for number, record in session.sent:

@@ -102,7 +102,7 @@ def test_a_piece_is_gathered_into_its_window(device: kvpool_native.Device, form:
     for layer in (2, 1):
         gatherer.announce(layer)
     size = saving.layout.layer_bytes
-    gathering = gatherer.begin(Piece(first_chunk=3, chunks=4, first_layer=1, layers=2), size)
+    gathering = gatherer.begin_piece(Piece(first_chunk=3, chunks=4, first_layer=1, layers=2), size)
     assert gathering.wait(LONG_S)
     assert (gathering.progress(), gathering.is_cancelled()) == (8, False)
     window = saving.memory.view()[size : size + 8 * size].reshape(4, 2 * size)
@@ -120,7 +120,7 @@ def test_a_piece_that_the_device_refuses_is_given_up(device: kvpool_native.Devic
     )
     emulated.order(order)
     gatherer.announce(0)
-    gathering = gatherer.begin(Piece(0, CHUNKS, 0, 1), 0)
+    gathering = gatherer.begin_piece(Piece(0, CHUNKS, 0, 1), 0)
     assert gathering.wait(LONG_S)
     assert gathering.is_cancelled()
     gathering.cancel()

@@ -31,7 +31,7 @@ def memory(tmp_path: Path) -> DigestMemory:
 @pytest.fixture
 def entry(memory: DigestMemory, tmp_path: Path) -> Path:
     """The one entry of the memory."""
-    memory.note(STAMP, DIGEST)
+    memory.note_digest(STAMP, DIGEST)
     (found,) = (tmp_path / "digests").iterdir()
     return found
 
@@ -79,7 +79,7 @@ def test_links_are_not_followed(memory: DigestMemory, entry: Path, tmp_path: Pat
 def test_a_broken_entry_is_none_and_is_replaced(memory: DigestMemory, entry: Path, broken: bytes) -> None:
     entry.write_bytes(broken)
     assert memory.find(STAMP) == ""
-    memory.note(STAMP, DIGEST)
+    memory.note_digest(STAMP, DIGEST)
     assert memory.find(STAMP) == DIGEST
 
 
@@ -98,7 +98,7 @@ def test_a_flipped_digit_is_seen(memory: DigestMemory, entry: Path) -> None:
 
 
 def test_an_entry_of_another_file_is_none(memory: DigestMemory, entry: Path) -> None:
-    memory.note(replace(STAMP, inode=9), "cd" * 32)
+    memory.note_digest(replace(STAMP, inode=9), "cd" * 32)
     (other,) = {*entry.parent.iterdir()} - {entry}
     other.rename(entry)
     assert memory.find(STAMP) == ""
@@ -107,17 +107,17 @@ def test_an_entry_of_another_file_is_none(memory: DigestMemory, entry: Path) -> 
 def test_a_memory_without_a_directory_remembers_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for memory in (DigestMemory(None), DigestMemory(tmp_path / "file" / "digests"), DigestMemory(tmp_path / "file")):
-        memory.note(STAMP, DIGEST)
+        memory.note_digest(STAMP, DIGEST)
         assert memory.find(STAMP) == ""
         with memory.turn(STAMP, threading.Event()):
             pass
 
 
 def test_the_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    DigestMemory.of_user({"XDG_CACHE_HOME": str(tmp_path / "x")}).note(STAMP, DIGEST)
+    DigestMemory.of_user({"XDG_CACHE_HOME": str(tmp_path / "x")}).note_digest(STAMP, DIGEST)
     assert len(list((tmp_path / "x/kvpool/digests").iterdir())) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
-    DigestMemory.of_user({}).note(STAMP, DIGEST)
+    DigestMemory.of_user({}).note_digest(STAMP, DIGEST)
     assert len(list((tmp_path / ".cache/kvpool/digests").iterdir())) == 1
     assert "None" in repr(DigestMemory.of_user({"XDG_CACHE_HOME": "relative"}))
 
@@ -130,10 +130,10 @@ def test_the_oldest_entries_go_a_quarter_at_once(
     os.utime(entry.parent / "directory", (1, 1))
     os.utime(entry, (2, 2))
     for inode in range(10, 16):
-        memory.note(replace(STAMP, inode=inode), DIGEST)
+        memory.note_digest(replace(STAMP, inode=inode), DIGEST)
         os.utime(next(path for path in entry.parent.iterdir() if path.stat().st_mtime > 100), (inode, inode))
     assert memory.find(STAMP) == DIGEST
-    memory.note(replace(STAMP, inode=16), DIGEST)
+    memory.note_digest(replace(STAMP, inode=16), DIGEST)
     assert [bool(memory.find(replace(STAMP, inode=inode))) for inode in (STAMP.inode, *range(10, 17))] == [
         False,
         False,
@@ -143,7 +143,7 @@ def test_the_oldest_entries_go_a_quarter_at_once(
 
 def test_a_file_with_a_long_path_is_remembered(memory: DigestMemory) -> None:
     stamp = replace(STAMP, path="/\N{CJK UNIFIED IDEOGRAPH-6A21}" * 2000)
-    memory.note(stamp, DIGEST)
+    memory.note_digest(stamp, DIGEST)
     assert memory.find(stamp) == DIGEST
 
 
@@ -212,7 +212,7 @@ def test_a_digest_is_of_one_machine(
     monkeypatch.setattr(digest_memory, "MACHINE_IDS", (str(own), str(boot)))
     for path in (own, boot):
         path.write_text("one" if path == boot or has_id else "")
-    memory.note(STAMP, DIGEST)
+    memory.note_digest(STAMP, DIGEST)
     assert memory.find(STAMP) == DIGEST
     boot.write_text("two")
     assert memory.find(STAMP) == (DIGEST if has_id else "")
@@ -224,7 +224,7 @@ def test_no_digest_is_taken_or_remembered_where_times_are_not_kept(
     memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
-    memory.note(FileStamp.at(str(place)), DIGEST)
+    memory.note_digest(FileStamp.at(str(place)), DIGEST)
     monkeypatch.setattr(weights_reading, "keeps_times", lambda _: False)
     reading = WeightsReading(place)
     reading.read(memory, threading.Event())
@@ -275,7 +275,7 @@ def test_processes_wait_for_whoever_reads_the_file(
     with memory.turn(stamp, threading.Event()):
         thread.start()
         assert not reading.wait(0.3)
-        memory.note(stamp, DIGEST)
+        memory.note_digest(stamp, DIGEST)
     thread.join(60)
     assert (reading.done, seen) == (len(b"weights"), []), "it took what the other has found"
 
@@ -299,7 +299,7 @@ def test_nobody_waits_for_a_process_that_reads_no_further(
     memory, reading = DigestMemory(tmp_path / "digests", stalled_s=0.2), WeightsReading(place)
     reader = WeightsReader(memory, logging.getLogger("reader"))
     with caplog.at_level(logging.INFO, "reader"), memory.turn(FileStamp.at(str(place)), threading.Event()):
-        reader.begin(reading)
+        reader.begin_reading(reading)
         assert reading.wait(60)
     reader.stop()
     assert reading.find() == weights_reading.digest_of({"model.bin": hashlib.sha256(b"weights").hexdigest()})

@@ -168,15 +168,15 @@ def test_the_reader_reads_in_the_background_and_shows_how_far_it_is(model: Path,
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     first.read = waiting_for(pipe, first.read)  # type: ignore[method-assign]
-    reader.begin(first)
-    reader.begin(second)
+    reader.begin_reading(first)
+    reader.begin_reading(second)
     assert (first.find(), second.find(), second.done, second.size) == (None, None, 0, 4 * SIZE)
     pipe.write_bytes(b"go")
     assert second.wait(60)
     assert first.find() == second.find() == digest(model)
     assert second.done == second.size
     again = WeightsReading(model)
-    reader.begin(again)
+    reader.begin_reading(again)
     assert again.wait(60), "the thread had nothing to do meanwhile"
     reader.stop()
 
@@ -201,13 +201,13 @@ def test_a_reading_that_fails_is_refused_and_the_next_one_is_read(
 ) -> None:
     reader, failed = WeightsReader(DigestMemory(None), LOG), WeightsReading(model)
     monkeypatch.setattr(WeightsReading, "_read_whole", failing(error))
-    reader.begin(failed)
+    reader.begin_reading(failed)
     assert failed.wait(60)
     with pytest.raises(LayoutMismatch, match=type(error).__name__):
         failed.find()
     monkeypatch.undo()
     following = WeightsReading(model)
-    reader.begin(following)
+    reader.begin_reading(following)
     assert following.wait(60)
     assert following.find() == digest(model)
     reader.stop()
@@ -218,7 +218,7 @@ def test_a_reading_without_a_thread_is_refused_and_the_next_one_is_read(
 ) -> None:
     reader, refused, following = WeightsReader(DigestMemory(None), LOG), WeightsReading(model), WeightsReading(model)
     monkeypatch.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
-    reader.begin(refused)
+    reader.begin_reading(refused)
     assert refused.wait(0)
     with pytest.raises(LayoutMismatch, match="can't start new thread"):
         refused.find()
@@ -226,9 +226,9 @@ def test_a_reading_without_a_thread_is_refused_and_the_next_one_is_read(
     monkeypatch.undo()
     reader = WeightsReader(DigestMemory(None), LOG)
     monkeypatch.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
-    reader.begin(WeightsReading(model))
+    reader.begin_reading(WeightsReading(model))
     monkeypatch.undo()
-    reader.begin(following)
+    reader.begin_reading(following)
     assert following.wait(60)
     assert following.find() == digest(model)
     reader.stop()

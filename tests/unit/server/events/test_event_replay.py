@@ -70,11 +70,11 @@ def test_a_peer_that_does_not_read_delays_no_other_and_is_dropped(clock: HandClo
     peers.room = {b"slow": 3, b"good": 1 << 20}
     replays.begin_replay(b"slow", 0, None)
     replays.begin_replay(b"good", 500, b"a")
-    while replays.go_on():
+    while replays.send_waiting():
         pass
     assert len(replays) == 1
     clock.advance(event_replay.STALLED_S)
-    assert replays.go_on() == 0
+    assert replays.send_waiting() == 0
     assert len(replays) == 0
     assert [NUMBER.unpack(message[1])[0] for message in peers.taken[b"good"] if message] == list(range(500, 600))
     assert peers.taken[b"good"][-1] is None
@@ -95,7 +95,7 @@ def test_peers_are_bounded_and_a_stalled_one_counts_until_it_has_certainly_gone(
         replays.begin_replay(bytes([number]), 0, None)
     assert not replays.has_room
     clock.advance(event_replay.STALLED_S)
-    replays.go_on()
+    replays.send_waiting()
     assert len(replays) == 0
     assert not replays.has_room
     assert replays.wait_ms is not None
@@ -116,11 +116,11 @@ def test_a_new_request_or_a_disconnect_ends_a_peers_earlier_replay(clock: HandCl
     assert len(replays) == 1
     peers.room[b"p"] = 100
     while len(replays):
-        replays.go_on()
+        replays.send_waiting()
     assert peers.taken[b"p"] == [_message(3), None]
     del peers.room[b"p"]
     replays.begin_replay(b"p", 0, None)
-    replays.go_on()
+    replays.send_waiting()
     assert len(replays) == 0
     assert replays.unsent_replays == 2
 
@@ -132,12 +132,12 @@ def test_messages_dropped_during_a_replay_are_skipped(clock: HandClock) -> None:
     replays = Replays(buffer, peers.send, clock)
     peers.room[b"p"] = 1
     replays.begin_replay(b"p", 0, None)
-    replays.go_on()
+    replays.send_waiting()
     for number in range(4, 7):
         buffer.append(_message(number))
     peers.room[b"p"] = 100
     while len(replays):
-        replays.go_on()
+        replays.send_waiting()
     assert peers.taken[b"p"] == [_message(0), _message(3), None]
 
 

@@ -73,7 +73,7 @@ def named(change: Callable[[Any], None], model: str = "") -> str:
     config = config_of("/x")
     change(config)
     name = model_name(config, model)
-    name.revision.begin(READER)
+    name.revision.begin_reading(READER)
     assert all(reading.wait(60) for reading in name.revision.readings)
     found = name.find()
     assert found
@@ -257,7 +257,7 @@ def test_files_that_change_while_they_are_read_are_refused_by_name(tmp_path: Pat
     name = model_name(config)
     assert name.find() is None, "nothing was read"
     write_weights(tmp_path / "model", middle=1)
-    name.revision.begin(READER)
+    name.revision.begin_reading(READER)
     with pytest.raises(Unserved, match=r"model\.safetensors.* has changed.*start the engine again") as caught:
         name.find()
     assert caught.value.code == "unknown_weights"

@@ -55,7 +55,7 @@ class _Rounds:
     cpu: list[float] = field(default_factory=list)
     first_extent_us: list[float] = field(default_factory=list)
 
-    def add(self, gigabytes: float, *, seconds: float, plain_s: float, cpu_s: float, first_us: float) -> None:
+    def add_round(self, gigabytes: float, *, seconds: float, plain_s: float, cpu_s: float, first_us: float) -> None:
         """Of one round. `plain_s`: of the socket."""
         self.rate.append(gigabytes / seconds)
         self.ratio.append(plain_s / seconds)
@@ -230,7 +230,9 @@ def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> l
                 continue
             plain_s = plain_s or seconds
             if number:
-                results[way].add(setting.gigabytes, seconds=seconds, plain_s=plain_s, cpu_s=cpu_s, first_us=first_us)
+                results[way].add_round(
+                    setting.gigabytes, seconds=seconds, plain_s=plain_s, cpu_s=cpu_s, first_us=first_us
+                )
         if number:
             memcpy.append(setting.gigabytes / floor_s)
         run.advance()

@@ -56,7 +56,7 @@ class Client:
         self.deadline = Deadline(ANSWER_TIMEOUT_S)
         selector.register(self._output, selectors.EVENT_READ, self.read)
 
-    def ask(self, hash_ids: HashIds) -> None:
+    def queue_request(self, hash_ids: HashIds) -> None:
         """Queue a request."""
         assert self.waiting < AHEAD
         assert not self.is_closing
@@ -171,7 +171,7 @@ class Clients:
                     for each in self._clients:
                         each.finish()
                     return
-                client.ask(following)
+                client.queue_request(following)
 
     def _hear(self, on_served: Callable[[RequestResult], None]) -> None:
         for key, _ in self._selector.select(WAIT_S):

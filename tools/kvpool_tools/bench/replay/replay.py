@@ -130,7 +130,7 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     requests = (request.hash_ids for request in islice(trace.requests(), plan.requests))
 
     def count(served: RequestResult) -> None:
-        tally.add(served)
+        tally.add_request(served)
         began_s.append(served.began_s)
         advance(plan.requests)
 

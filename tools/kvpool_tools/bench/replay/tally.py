@@ -21,7 +21,7 @@ class Samples:
     gb_per_s: list[float] = field(default_factory=list)
     moved_bytes: int = 0
 
-    def add(self, seconds: float, moved_bytes: int) -> None:
+    def add_step(self, seconds: float, moved_bytes: int) -> None:
         """Count one step."""
         self.seconds.append(seconds)
         self.moved_bytes += moved_bytes
@@ -56,7 +56,7 @@ class Tally:
         self._saves = Samples()
         self._floor = Samples()
 
-    def add(self, served: RequestResult) -> None:
+    def add_request(self, served: RequestResult) -> None:
         """Count one request."""
         self.requests += 1
         self.loaded_chunks += served.loaded_chunks
@@ -70,13 +70,13 @@ class Tally:
         if served.load_reason not in ("", "complete"):
             self.loads_short[served.load_reason] += 1
         if served.chunks:
-            (self._hits if served.hit_chunks else self._misses).add(served.acquire_s, 0)
+            (self._hits if served.hit_chunks else self._misses).add_step(served.acquire_s, 0)
         if served.leased_chunks:
-            self._loads.add(served.load_s, served.loaded_chunks * self._chunk_bytes)
+            self._loads.add_step(served.load_s, served.loaded_chunks * self._chunk_bytes)
         if served.loaded_chunks < served.chunks:
-            self._saves.add(served.save_s, served.stored_chunks * self._chunk_bytes)
+            self._saves.add_step(served.save_s, served.stored_chunks * self._chunk_bytes)
         if served.memcpy_bytes:
-            self._floor.add(served.memcpy_s, served.memcpy_bytes)
+            self._floor.add_step(served.memcpy_s, served.memcpy_bytes)
 
     def counts(self) -> dict[str, object]:
         """Columns: chunks by result. `verified_chunks` were loaded and compared byte for byte."""

@@ -131,8 +131,8 @@ class _Comparison:
         self._forget(keys)
         if number:
             moved = self._chunks * self._chunk_bytes
-            self._demoted.add(moved, floors, demoted)
-            self._promoted.add(moved, read_floors, promoted)
+            self._demoted.add_round(moved, floors, demoted)
+            self._promoted.add_round(moved, read_floors, promoted)
             self._first_layer_s += first_layer_s
             self._whole_s.append(promoted[0])
 

@@ -60,8 +60,8 @@ class _Comparison:
         read_floors.append(timed_raw(lambda: self._read.read(self._buffer)))
         self._wrong_bytes += rig.wrong_bytes(everything)
         if number:
-            self._demoted.add(moved, floors, demoted)
-            self._promoted.add(moved, read_floors, promoted)
+            self._demoted.add_round(moved, floors, demoted)
+            self._promoted.add_round(moved, read_floors, promoted)
             for single in range(singles):
                 self._run_one((single + number * singles) % rig.chunks)
 

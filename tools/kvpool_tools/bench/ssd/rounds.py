@@ -32,7 +32,7 @@ class Rounds:
     raw_cpu_s: float = 0.0
     moved_bytes: int = 0
 
-    def add(self, moved_bytes: int, floors: Sequence[Timed], measured: Timed) -> None:
+    def add_round(self, moved_bytes: int, floors: Sequence[Timed], measured: Timed) -> None:
         """Count one round of `moved_bytes` in each of its passes."""
         assert len(floors) == 2
         self.raw_gb += [moved_bytes / seconds / 1e9 for seconds, _ in floors]

@@ -84,7 +84,7 @@ def _commits(capacity: int, *, is_quick: bool, watermark: float) -> dict[str, ob
             rig.look_for_demotions()
 
         timed(turns, commit)
-        rig.settle()
+        rig.wait_written()
     name = (
         f"commit, {capacity >> 30} GiB, {len(layouts)} sizes, {'above' if watermark < 0.5 else 'below'} the watermark"
     )

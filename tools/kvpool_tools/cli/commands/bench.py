@@ -200,8 +200,10 @@ def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None
     if options.socket is not None:
         fail("sparse uses no daemon: leave --socket out", EXIT_USAGE)
     with _reporting(options, "sparse", out) as report:
-        bench_sparse(sparse_choice(asked, is_quick=quick), report.measure, report.note)
-        report.note("{processor}, {cores} cores, load average {load_average_before} before".format(**report.machine))
+        bench_sparse(sparse_choice(asked, is_quick=quick), report.measure, report.note_remark)
+        report.note_remark(
+            "{processor}, {cores} cores, load average {load_average_before} before".format(**report.machine)
+        )
 
 
 path_option = click.option(
@@ -328,13 +330,17 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
             _measure_ssd(report, is_quick=quick)
             _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=quick)
         else:
-            report.note("footprint, ssd and peer are left out: they do not measure the daemon that --socket names")
+            report.note_remark(
+                "footprint, ssd and peer are left out: they do not measure the daemon that --socket names"
+            )
         if named:
             requests = QUICK_REQUESTS if quick else None
             asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
             _measure_replay(report, named, asked)
         else:
-            report.note(f"replay is left out: name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER")
+            report.note_remark(
+                f"replay is left out: name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER"
+            )
 
 
 @contextmanager
@@ -371,14 +377,14 @@ def _measure_ssd(report: Report, *, is_quick: bool) -> None:
     if has_disk(None):
         bench_ssd(None, parse_total(None, is_quick=is_quick), is_quick, report.measure)
     else:
-        report.note("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
+        report.note_remark("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
 
 
 def _measure_peer(report: Report, choice: EngineChoice, *, is_quick: bool) -> None:
     notes: list[str] = []
     report.measure("peer", PEER_TITLE, lambda advance: bench_peer(is_quick, advance, choice, notes))
     for note in notes:
-        report.note(note)
+        report.note_remark(note)
 
 
 def _engine_protocol() -> str:
