@@ -290,6 +290,10 @@ class Layout:
         """The plain layout of each group; a plain layout is its own only one."""
         return self._group_layouts or (self,)
 
+    def rows_of(self, chunks: int) -> int:
+        """How many chunks of all groups a hit of so many chunks needs."""
+        return sum([group.chunks_of(chunks) for group in self._group_layouts]) if self._group_layouts else chunks
+
     @property
     def parts(self) -> "tuple[Layout, ...]":
         """The plain layout of each column of keys: of each rank, of one group after the other."""

@@ -3,6 +3,7 @@
 Pure functions; any thread.
 """
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,15 +61,14 @@ def keys_of_each(counts: bytes, packed: bytes, *, namespaces: int, keys_max: int
 
 def pack_numbers(numbers: Sequence[int]) -> bytes:
     """A column of u64."""
-    return np.array(numbers, "<u8").tobytes()
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
 def unpack_numbers(column: bytes, name: str) -> list[int]:
     """The numbers of a column of u64, which errors call `name`. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
     if len(column) % NUMBER_BYTES or len(column) > NUMBER_BYTES * m.RENEWALS_MAX:
         raise ProtocolError(f"{name} column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
-    numbers: list[int] = np.frombuffer(column, dtype="<u8").tolist()
-    return numbers
+    return list(struct.unpack(f"<{len(column) // NUMBER_BYTES}Q", column))
 
 
 def check_retention_columns(chunks: int, *, ranks: int) -> None:

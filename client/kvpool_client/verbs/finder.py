@@ -109,8 +109,8 @@ class Finder:
 
     def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None, *, owner: str = "") -> Hit:
         """The hit with what the shared store has, where there is one, and all of it where an `owner` is named. Not counted."""
-        hit = self.find(session, keys, chunks_max)
         most = self._most(keys, chunks_max)
+        hit = self._find(session, keys, most)
         if hit.chunks >= most:
             return hit
         if owner and session.has_peers:
@@ -127,8 +127,13 @@ class Finder:
     ) -> Hit:
         """The hit, which is not counted; `is_here`: of this node's chunks alone. A miss while the daemon is away."""
         end = self._most(keys, chunks_max) if session is not None else 0
+        return self._find(session, keys, end, is_here=is_here)
+
+    def _find(self, session: Session | None, keys: KeyChain, end: int, *, is_here: bool = False) -> Hit:
+        """The hit of `end` chunks at most."""
         if session is None or not end:
             return self._hit(session, _NO_TIERS, keys, 0)
+        most = end
         columns = keys.columns()
         full_columns = [columns[number] for number in self._full] if self._others else columns
         tiers = self._run(session, full_columns)[:end] if full_columns else np.full(end, DRAM, np.uint8)
@@ -138,7 +143,7 @@ class Finder:
         if full and self._others:
             end, found = self._windows(session, columns, full, is_here=is_here)
             if sum(int((levels >= PEER).sum()) for levels in found) > ELSEWHERE_MAX:
-                return self.find(session, keys, chunks_max, is_here=True)
+                return self._find(session, keys, most, is_here=True)
             tiers = tiers[:end].copy()
             for levels in found:
                 of_run = slice(end - len(levels), end)

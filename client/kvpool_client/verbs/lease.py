@@ -7,7 +7,6 @@ for running loads. One that is collected before is released by the Pool, with a 
 `_loads` and `_is_released`, never held across a wait or request.
 """
 
-import contextlib
 import os
 import sys
 import threading
@@ -177,7 +176,8 @@ class LeaseHold:
 
     def release(self) -> None:
         """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
-        release_each([self])
+        if self.end_loads():
+            _drop_leases(self.session, [self.id])
 
     def end_loads(self) -> bool:
         """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""
@@ -189,8 +189,9 @@ class LeaseHold:
                 return False
             self._is_released = True
             loads = list(self._loads)
-        for load, stall in [(load, load.watch()) for load in loads]:
-            load.wait_watched(stall)
+        if loads:
+            for load, stall in [(load, load.watch()) for load in loads]:
+                load.wait_watched(stall)
         return True
 
     def _drop(self) -> None:
@@ -221,7 +222,14 @@ def release_each(holds: Sequence[LeaseHold]) -> None:
     while ended:
         session, named = ended[0].session, [hold.id for hold in ended if hold.session is ended[0].session]
         ended = [hold for hold in ended if hold.session is not session]
-        if session is not None and session.is_alive:
-            with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it
-                failpoint.reach("client.release.before", failpoint.unreachable)
-                session.drop_leases(named)
+        _drop_leases(session, named)
+
+
+def _drop_leases(session: Session | None, leases: Sequence[int]) -> None:
+    """Have the daemon end leases of a session."""
+    if session is not None and session.is_alive:
+        try:
+            failpoint.reach("client.release.before", failpoint.unreachable)
+            session.drop_leases(leases)
+        except KVPoolError:
+            pass  # the session has ended, and the leases with it

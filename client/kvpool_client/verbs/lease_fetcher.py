@@ -110,7 +110,7 @@ class LeaseFetcher:
 
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
-        count = sum([part.chunks_of(promised.chunks) for part in self._layout.group_layouts])
+        count = self._layout.rows_of(promised.chunks)
         if len(promised.tiers) != count:
             raise ProtocolError(
                 f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}"
@@ -143,7 +143,7 @@ class LeaseFetcher:
         """Raises ProtocolError for a lease of more chunks than were asked for, or without a level for each row."""
         if asked is not None and leased.chunks > asked:
             raise ProtocolError(f"a lease has {leased.chunks} chunks, expected at most {asked}")
-        rows = sum([part.chunks_of(leased.chunks) for part in self._layout.group_layouts])
+        rows = self._layout.rows_of(leased.chunks)
         if len(leased.tiers) != rows:
             raise ProtocolError(f"a lease of {leased.chunks} chunks has {len(leased.tiers)} levels, expected {rows}")
 
