@@ -71,12 +71,12 @@ class Reservation:
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chunks = sum(run.chunks for run in self.runs)
+        self.chunks = sum([run.chunks for run in self.runs])
 
     @property
     def committed(self) -> int:
         """Chunks that are published."""
-        return sum(run.committed for run in self.runs)
+        return sum([run.committed for run in self.runs])
 
 
 class Reservations:

@@ -270,11 +270,13 @@ _KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state
 def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     """The runs that a request wants slots for. Raises ProtocolError unless its columns fit each other and the layout."""
     runs = unpack_runs(request.runs)
-    count = sum(run.chunks for run in runs)
-    most = m.SHARE_KEYS_MAX if any(run.share is not None for run in runs) else m.KEYS_MAX
+    count, behind, most = 0, 0, m.KEYS_MAX
+    for run in runs:
+        count += run.chunks
+        behind += run.form is RunForm.BEHIND
+        most = most if run.share is None else m.SHARE_KEYS_MAX
     if count > most:
         raise ProtocolError(f"{count} chunks are named, expected 1..{most}")
-    behind = sum(run.form is RunForm.BEHIND for run in runs)
     if len(request.keys) != packed_bytes(count + behind):
         raise ProtocolError(
             f"keys column has {len(request.keys)} bytes, expected {packed_bytes(count + behind)} for {count} chunks "
@@ -282,14 +284,15 @@ def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
         )
     if request.priorities or request.durations:
         columns.check_retention(request.priorities, request.durations, count)
-    keys, found = KeyColumn(request.keys), []
+    keys, found, at = KeyColumn(request.keys), [], 0
     for run in runs:
         of_group = session.of_group(run.group)
         if not of_group.layout.is_chained and run.form is not RunForm.ALONE:
             raise ProtocolError(f"run of group {run.group} is a chain, expected chunks alone: they have no parent")
-        first = 1 if run.form is RunForm.BEHIND else 0
-        found.append(AskedRun(of_group, run.form, keys[:first].packed, keys[first : first + run.chunks], run.share))
-        keys = keys[first + run.chunks :]
+        first = at + (run.form is RunForm.BEHIND)
+        end = first + run.chunks
+        found.append(AskedRun(of_group, run.form, keys[at:first].packed, keys[first:end], run.share))
+        at = end
     return found
 
 

@@ -22,6 +22,8 @@ class CommitColumns(NamedTuple):
 
     def part(self, first: int, end: int, *, chunks: int) -> "CommitColumns":
         """The columns of the chunks from `first` up to `end`, of all `chunks`."""
+        if first == 0 and end == chunks:
+            return self
         sums, tokens = len(self.checksums) // chunks, len(self.tokens) // chunks
         return CommitColumns(
             self.checksums[first * sums : end * sums], self.tokens[first * tokens : end * tokens], self.scope
@@ -29,6 +31,8 @@ class CommitColumns(NamedTuple):
 
     def with_scope(self, layout: Layout) -> "CommitColumns":
         """The same with the scope after each chunk's token ids, as the directory stores them."""
+        if not self.tokens or not self.scope:
+            return self
         return CommitColumns(self.checksums, with_scope(self.tokens, self.scope, layout.chunk_tokens))
 
 
@@ -41,6 +45,8 @@ class CommitPart(NamedTuple):
 
     def cut(self, first: int, end: int) -> "CommitPart":
         """Those from `first` up to `end`."""
+        if first == 0 and end == self.chunks:
+            return self
         return CommitPart(self.run, end - first, self.columns.part(first, end, chunks=self.chunks))
 
 

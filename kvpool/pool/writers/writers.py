@@ -328,12 +328,14 @@ class Writers:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation has ended, and its slots are not free yet."""
-        holders = self._ended.get(SaveId(reservation_id), [])
+        holders = self._ended.get(SaveId(reservation_id))
+        if holders is None:
+            return False
         left = [holder for holder in holders if self._is_held(holder)]
         if left:
             self._ended[SaveId(reservation_id)] = left
         else:
-            self._ended.pop(SaveId(reservation_id), None)
+            del self._ended[SaveId(reservation_id)]
         return bool(left)
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
