@@ -23,8 +23,6 @@ from kvpool_client.engines.flushing import flush_model
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
 from kvpool_client.vllm import one_child, plugin
-from kvpool_client.vllm.calls.timed_calls import LOG, Answer
-from kvpool_client.vllm.calls.worker_calls import BEGIN, WorkerCalls
 from kvpool_client.vllm.event_feed import feed_of
 from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.engine_pool import engine_pool
@@ -56,10 +54,12 @@ from kvpool_client.vllm.surface import (
     EngineRequest,
     EngineStep,
 )
+from kvpool_client.vllm.timed_calls import LOG, Answer
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.sync_loads import served_loads
 from kvpool_client.vllm.worker.worker import WorkerHalf
+from kvpool_client.vllm.worker.worker_calls import BEGIN, WorkerCalls
 
 # Time spent inside the connector is reported with other numbers, or alone above this: each report costs vLLM time.
 REPORT_NS = NS_PER_S // 10

@@ -168,9 +168,9 @@ class WithheldAnswers:
     def __init__(self, engine: ScriptedEngine) -> None:
         half = engine.scheduler._scheduler
         self._line, self._clock = half._promise_line, half._offers._clock
-        self._ask, self._receive = self._line.ask, self._line.receive
+        self._ask, self._receive = self._line.ask_promise, self._line.receive
         self._questions: list[Question] = []
-        self._line.ask, self._line.receive = self._note, self._wait
+        self._line.ask_promise, self._line.receive = self._note, self._wait
 
     @property
     def count(self) -> int:
@@ -191,7 +191,7 @@ class WithheldAnswers:
 
     def end(self) -> None:
         """Answers come again to what is asked from now on."""
-        self._line.ask, self._line.receive = self._ask, self._receive
+        self._line.ask_promise, self._line.receive = self._ask, self._receive
 
     def _wait(self, wait_s: float = 0.0) -> None:
         self._receive()

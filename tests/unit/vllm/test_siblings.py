@@ -171,7 +171,7 @@ def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(star
     engine = start(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     line = engine.scheduler._scheduler._promise_line
-    ask_daemon = line.ask
+    ask_daemon = line.ask_promise
 
     def dropped_meanwhile(hit: kv.Hit) -> Question:
         with daemon.admin() as admin:
@@ -179,9 +179,9 @@ def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(star
         question: Question = ask_daemon(hit)
         return question
 
-    line.ask = dropped_meanwhile
+    line.ask_promise = dropped_meanwhile
     assert ask(engine, "dropped", TOKENS).external == 0
-    line.ask = ask_daemon
+    line.ask_promise = ask_daemon
     ask(engine, "stored again", TOKENS)
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) >= 5, "it is stored again")
     withhold_answers(engine)

@@ -122,7 +122,7 @@ class Simulation:
                 child = ready[0][0].data
                 yield child.asked, child.answer()
                 if waiting:
-                    child.ask(waiting.pop())
+                    child.give_work(waiting.pop())
 
 
 class _Child:

@@ -19,7 +19,6 @@ from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
-from kvpool_client.vllm.calls.timed_calls import LOG
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.identity import UNNAMED_ADAPTER, AdapterNames
@@ -43,6 +42,7 @@ from kvpool_client.vllm.scheduler.unverified_loads import UnverifiedLoad, Unveri
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally, sources_of
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
+from kvpool_client.vllm.timed_calls import LOG
 
 
 class SchedulerHalf:

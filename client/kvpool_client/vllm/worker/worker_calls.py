@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from kvpool_client.vllm.calls.timed_calls import Answer, TimedCalls
 from kvpool_client.vllm.late_start import LateStart
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.ranks.placement import SEVERAL_NODES, fault_of_node, node_name
@@ -11,6 +10,7 @@ from kvpool_client.vllm.ranks.stage_layers import OwnLayers
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.support import OTHER
 from kvpool_client.vllm.surface import Tensor
+from kvpool_client.vllm.timed_calls import Answer, TimedCalls
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.worker import WorkerHalf

@@ -1,1 +1,0 @@
-"""vLLM's calls to its connector, by the side that they are for."""
