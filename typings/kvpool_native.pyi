@@ -553,7 +553,12 @@ class Directory:
         """
 
     def pin_unsaved_hold(self, hold: int) -> Pinned:
-        """The same of the chunks of a hold; none where it is unknown."""
+        """
+        The same of the stored chunks of a hold or a reservation; none where it is unknown.
+        """
+
+    def unsaved_holders(self) -> list[int]:
+        """The holds and reservations of chunks that every lower tier lacks."""
 
     def pin_chunk(self, hold: int, position: int) -> int:
         """Pins one chunk of a hold; 0 where it is gone."""

@@ -6,11 +6,10 @@ Control thread only; it waits for the tier and lets other requests in between.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
-from kvpool.ids import HoldId
 from kvpool.states import WriteOrder
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiering.tiering import Tiering
@@ -29,14 +28,13 @@ class DemoteOrder:
     """Order to demote all chunks, with its time limit.
 
     `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending; None: of an
-    operator. `is_forced`: beyond the write budget. `leased`: the holds on chunks that engines read. `unsaved`: how many chunks
-    DRAM alone has, for which a tier that is being opened is waited for.
+    operator. `is_forced`: beyond the write budget. `unsaved`: how many chunks DRAM alone has, for which a tier that is being
+    opened is waited for.
     """
 
     timeout_s: float
     is_more_coming: Callable[[], bool] | None = None
     is_forced: bool = True
-    leased: Callable[[], Iterator[HoldId]] = lambda: iter(())
     unsaved: Callable[[], int] = lambda: 0
 
 
@@ -65,7 +63,7 @@ async def _demote_all(link: LowerLink, clock: Clock, order: DemoteOrder) -> None
     demotions.forget_written()
     first = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
     while link.tier.can_write and not link.has_lost_job and not deadline.has_passed():
-        if demotions.run_all(clock.now_ns(), first, order.leased(), is_forced=order.is_forced):
+        if demotions.run_all(clock.now_ns(), first, is_forced=order.is_forced):
             await asyncio.sleep(0)
             continue
         is_coming = is_more_coming is not None and is_more_coming()

@@ -208,7 +208,7 @@ class Pool:
         `is_more_coming`: for a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
         now would lose none of the pool's chunks: none is left, and those on disk are synced.
         """
-        order = DemoteOrder(timeout_s, is_more_coming, is_forced, self._readers.leased, self._directory.count_unsaved)
+        order = DemoteOrder(timeout_s, is_more_coming, is_forced, self._directory.count_unsaved)
         count, is_synced = await demote_all(self._tiering, self._clock, order)
         left = self._directory.count_unsaved()
         return {"chunks": count, "left": left, "durable": is_synced and not left}

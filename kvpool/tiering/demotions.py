@@ -156,9 +156,9 @@ class Demotions:
         """Have the next calls of `run_all` write again chunks that the lower tier had and has evicted."""
         self._forget_from = 0
 
-    def run_all(self, now_ns: int, order: WriteOrder, leased: Iterator[HoldId], *, is_forced: bool = True) -> bool:
-        """Start to write all chunks that only DRAM has, at last those of the holds `leased`, whatever admission says, as far
-        as room and (unless forced) budget allow. False: no more can start now; True: the turn is over, the next call continues.
+    def run_all(self, now_ns: int, order: WriteOrder, *, is_forced: bool = True) -> bool:
+        """Start to write all chunks that only DRAM has, at last those that are held, whatever admission says, as far as room
+        and (unless forced) budget allow. False: no more can start now; True: the turn is over, the next call continues.
 
         Chunks that the lower tier has evicted are not written again, unless `forget_written` was called.
         """
@@ -168,12 +168,14 @@ class Demotions:
         affordable: Affordable = (lambda _size, _now_ns: UNBOUNDED) if is_forced else self._admission.affordable
         self._directory.admit(Admitted.ALL)
         left = self._go_on(now_ns)
+        holders: Iterator[int] | None = None
         with self._passing_refused() as refused:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id and not pinned.chunks:
-                    of_leases = map(self._directory.pin_unsaved_hold, leased)
-                    pinned = next(filter(lambda pin: pin.id, of_leases), pinned)
+                    holders = holders or iter(self._directory.unsaved_holders())
+                    of_held = map(self._directory.pin_unsaved_hold, holders)
+                    pinned = next(filter(lambda pin: pin.id, of_held), pinned)
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
                 started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)

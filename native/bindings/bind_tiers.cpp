@@ -158,7 +158,8 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
           "The same of the longest stored prefix, or of what follows a parent; worth it or not.")
       .def(
           "pin_unsaved_hold", [](Directory& self, HoldId hold) { return describe(self, self.pin_unsaved_hold(hold)); }, "hold"_a,
-          "The same of the chunks of a hold; none where it is unknown.")
+          "The same of the stored chunks of a hold or a reservation; none where it is unknown.")
+      .def("unsaved_holders", &Directory::unsaved_holders, "The holds and reservations of chunks that every lower tier lacks.")
       .def(
           "pin_chunk", [](Directory& self, HoldId hold, size_t position) { return self.pin_chunk(hold, position).value_or(0); },
           "hold"_a, "position"_a, "Pins one chunk of a hold; 0 where it is gone.")

@@ -149,10 +149,13 @@ class Directory {
   // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
-  // The same of the longest stored prefix, or of a hold, admitted or not; and one chunk of a hold, nothing where it is gone.
+  // The same of the longest stored prefix, or of a hold or a reservation, admitted or not; and one chunk of a hold, nothing where
+  // it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
-  [[nodiscard]] Hold pin_unsaved_hold(HoldId hold);
+  [[nodiscard]] Hold pin_unsaved_hold(HoldId holder);
+  // The holds and reservations to pin so: of chunks that somebody holds `pin_unsaved` finds none. One look at each of them.
+  [[nodiscard]] std::vector<HoldId> unsaved_holders() const;
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
   bool unpin(HoldId pin);  // false where it is unknown
@@ -256,6 +259,7 @@ class Directory {
   void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
+  [[nodiscard]] RecordId last_ready(HoldId holder) const noexcept;
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;

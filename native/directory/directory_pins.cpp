@@ -78,9 +78,28 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
   return !above || find_prefix(owner, *above, keys, n, records) == 0 ? Hold{} : pin_unsaved_chain_of(records.back());
 }
 
-Hold Directory::pin_unsaved_hold(HoldId hold) {
-  const HoldTable::Records* held = holds_.find_hold(hold);
-  return held == nullptr || held->empty() ? Hold{} : pin_unsaved_chain_of(held->back());
+// The last chunk of a hold or a reservation that is stored; unset where none is.
+RecordId Directory::last_ready(HoldId holder) const noexcept {
+  const HoldTable::Records& chain = holds_.chain_of(holder);
+  const auto is_ready = [this](RecordId id) { return records_[id].state == ChunkState::READY; };
+  const auto found = std::find_if(chain.rbegin(), chain.rend(), is_ready);
+  return found == chain.rend() ? RecordId() : *found;
+}
+
+std::vector<HoldId> Directory::unsaved_holders() const {
+  std::vector<HoldId> found;
+  for (const HoldId holder : holds_.holders()) {
+    const RecordId last = last_ready(holder);
+    if (last.valid() && standings_.of(records_[last]) == Standing::UNSAVED) {
+      found.push_back(holder);
+    }
+  }
+  return found;
+}
+
+Hold Directory::pin_unsaved_hold(HoldId holder) {
+  const RecordId last = last_ready(holder);
+  return last.valid() ? pin_unsaved_chain_of(last) : Hold{};
 }
 
 std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {

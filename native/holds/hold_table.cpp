@@ -53,6 +53,18 @@ std::optional<HoldTable::Records> HoldTable::records_of(const std::vector<HoldId
   return records;
 }
 
+std::vector<HoldId> HoldTable::holders() const {
+  std::vector<HoldId> ids;
+  ids.reserve(holds_.size() + reservations_.size());
+  for (const auto& [id, records] : holds_) {
+    ids.push_back(id);
+  }
+  for (const auto& [id, state] : reservations_) {
+    ids.push_back(id);
+  }
+  return ids;
+}
+
 const HoldTable::Records& HoldTable::chain_of(HoldId id) const noexcept {
   static const Records NONE;
   if (const Records* const held = find(holds_, id)) {

@@ -86,6 +86,8 @@ class HoldTable {
   [[nodiscard]] const Records* find_readable(HoldId id) const noexcept;
   // Those of several, of one after the other; nothing where one is unknown.
   [[nodiscard]] std::optional<Records> records_of(const std::vector<HoldId>& holds) const;
+  // All holds and reservations.
+  [[nodiscard]] std::vector<HoldId> holders() const;
   // The chunks of a hold or of a reservation that has not expired; none where it is unknown.
   [[nodiscard]] const Records& chain_of(HoldId id) const noexcept;
 

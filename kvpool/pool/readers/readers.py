@@ -8,7 +8,7 @@ just ending. Those of leases and tickets count there for the connection of the l
 outlive their issuers.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import NamedTuple, cast
 from weakref import WeakSet
@@ -111,10 +111,6 @@ class Readers:
         """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
         taken = sum(len(task.holds) for task in self._acquiring)
         return self._leases.hold_count() + taken + len(self.ending)
-
-    def leased(self) -> Iterator[HoldId]:
-        """The holds of the leases that live now."""
-        return iter(self._leases.holds())
 
     def stats(self, left_out: Collection[ConnectionId] = ()) -> dict[str, int]:
         """Counters, by name, without the leases of some connections."""

@@ -345,3 +345,24 @@ TEST(victims_while_chunks_are_written_and_checked_are_the_models) {
     }
   }
 }
+
+TEST(what_is_held_by_readers_and_writers_is_found_for_a_copy_until_it_has_one) {
+  Tiers tiers(16, 16);
+  Pool& memory = tiers.memory;
+  EXPECT(memory.store({1, 2, 3}) == 3);
+  const Reservation begun = memory.reserve({1, 2, 3, 4});
+  EXPECT(memory.store({11, 12}) == 2);
+  const Hold lease = memory.acquire({11, 12});
+  EXPECT(memory.reserve({21}).id != 0);
+  EXPECT(memory.directory.pin_unsaved(64, WriteOrder::WORTHIEST).id == 0);
+  const std::vector<HoldId> holders = memory.directory.unsaved_holders();
+  EXPECT(std::set<HoldId>(holders.begin(), holders.end()) == std::set<HoldId>({begun.id, lease.id}));
+  const Hold pin = memory.directory.pin_unsaved_hold(begun.id);
+  EXPECT(pin.chunks == 3);
+  EXPECT(memory.directory.unsaved_holders() == std::vector<HoldId>({lease.id}));
+  EXPECT(tiers.demote(pin) == 3);
+  EXPECT(tiers.demote(memory.directory.pin_unsaved_hold(lease.id)) == 2);
+  EXPECT(memory.directory.unsaved_holders().empty() && memory.directory.count_unsaved() == 0);
+  EXPECT(memory.directory.pin_unsaved_hold(begun.id).id == 0);
+  EXPECT(tiers.is_sound());
+}

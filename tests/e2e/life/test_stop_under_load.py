@@ -14,7 +14,10 @@ from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.layouts import CASES
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+from tests.rigs.prompts import Ranks, begin, prompt
+from tests.rigs.prompts import store as store_part
 
 ENGINES = 8
 CHUNKS = 12
@@ -123,6 +126,32 @@ def test_chunks_leased_at_the_stop_are_demoted_too(tiered: Daemon) -> None:
     wait_open(tiered)
     with tiered.connect() as pool:
         assert pool.lookup(keys).chunks == CHUNKS
+
+
+def test_chunks_behind_which_a_part_of_a_save_is_missing_are_demoted_too(tiered: Daemon) -> None:
+    with Ranks(CASES["stages"], tiered.connect) as ranks:
+        keys = ranks.prompt(10, 2 * CHUNKS)
+        assert ranks.store(keys, chunks=CHUNKS) == CHUNKS
+        assert store_part(ranks.first, keys).part == CHUNKS
+        assert tiered.stop() == 0
+        assert " 0 dropped with the DRAM tier, durable: yes" in tiered.log()
+        tiered.start()
+        wait_open(tiered)
+        wait_until(lambda: all(pool.connected for pool in ranks.pools), "the pools connect again")
+        ranks.assert_served(keys, CHUNKS)
+
+
+def test_chunks_that_others_than_leases_hold_are_demoted_by_order(tiered: Daemon) -> None:
+    with tiered.connect() as pool, tiered.admin() as admin:
+        promised, announced, continued = (prompt(pool, seed, CHUNKS) for seed in (11, 12, 13))
+        for keys in (promised, announced, continued):
+            assert store_part(pool, keys, chunks=CHUNKS - 1).stored == CHUNKS - 1
+        with pool.acquire(pool.lookup(promised)) as lease:
+            assert lease.ticket()
+        assert pool.announce(announced).announced == CHUNKS - 1
+        save = begin(pool, continued)
+        assert admin.demote_all(60.0)["left"] == 0
+        assert save.commit().stored == 1
 
 
 def test_a_stop_without_time_reports_how_much_it_drops(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Chain:
         made = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
         self.directory.commit(made.id, 0, bytes(4 * LAYOUT.extents * chunks))
         self.directory.end_reservation(made.id, 1)
-        self.demotions.run_all(2, WriteOrder.COLDEST, iter(()))
+        self.demotions.run_all(2, WriteOrder.COLDEST)
         assert self.slower.jobs == [CHUNKS]
 
     def end(self, chunk: int, *, job: int = 1, is_good: bool = True) -> None:
@@ -131,12 +131,10 @@ def test_a_long_chain_is_written_part_by_part_and_keeps_its_pin() -> None:
     chain = Chain(2 * CHUNKS + 5)
     for job, chunks in enumerate([CHUNKS, CHUNKS, 5], 1):
         assert chain.slower.jobs[job - 1 :] == [chunks]
-        assert not chain.demotions.run_all(3, WriteOrder.COLDEST, iter(())), (
-            "what follows waits for what is being written"
-        )
+        assert not chain.demotions.run_all(3, WriteOrder.COLDEST), "what follows waits for what is being written"
         for chunk in range(chunks):
             chain.end(chunk, job=job)
-        chain.demotions.run_all(4, WriteOrder.COLDEST, iter(()))
+        chain.demotions.run_all(4, WriteOrder.COLDEST)
     assert chain.visible == 2 * CHUNKS + 5
     assert (len(chain.demotions), chain.directory.stats()["pins"], chain.directory.count_unsaved()) == (0, 0, 0)
     assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
@@ -160,7 +158,7 @@ def test_a_chain_that_the_tier_refuses_does_not_delay_the_next_ones(chain: Chain
     assert below.acquire(namespace.id, second).chunks == 1
     assert (chain.directory.count_unsaved(), chain.demotions.pins, chain.directory.stats()["pins"]) == (1, 0, 0)
     below.end_reservation(made.id, 7)
-    assert not chain.demotions.run_all(8, WriteOrder.COLDEST, iter(()))
+    assert not chain.demotions.run_all(8, WriteOrder.COLDEST)
     assert chain.slower.jobs == [CHUNKS, 1, 1]
     chain.end(0, job=3)
     assert chain.directory.count_unsaved() == 0

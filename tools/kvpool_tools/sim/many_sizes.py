@@ -87,7 +87,7 @@ class ManySizes:
         """Have the lower tier store everything. `turn` does one turn's work and returns its result."""
         self._link.demotions.forget_written()
         while True:
-            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns(), WriteOrder.COLDEST, iter(()))):
+            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns(), WriteOrder.COLDEST)):
                 if not self._tier.has_finished:
                     return
                 turn(self._link.on_completed)
