@@ -52,7 +52,7 @@ def test_sighup_does_not_kill_and_changes_what_can_be_changed(tmp_path: Path) ->
     with Filed(tmp_path, text) as daemon:
         assert "reloaded: no option has changed" in daemon.hang_up("reloaded")
         daemon.file.write_text('[log]\nlevel = "debug"\n[server]\nlease_ttl = "7s"\nstop_timeout = "3s"\n')
-        logged = daemon.hang_up("server.stop_timeout")
+        logged = daemon.hang_up("reloaded", 3)
         assert "reloaded log.level: info -> debug" in logged
         assert "reloaded server.lease_ttl: 30 s -> 7 s (for leases" in logged
         assert "reloaded server.stop_timeout: 10 s -> 3 s" in logged
