@@ -1,38 +1,19 @@
 """Loads of a hybrid model onto a device out of the daemon's device tier: windows are copied there as full chunks are."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import device as dm
-from tests.rigs.device import emulated
-from tests.rigs.device.device_daemon import DeviceDaemon, ForkedDeviceDaemon
-from tests.rigs.device.engine import use_emulated_driver
+from tests.rigs.device.device_daemon import DeviceDaemon
 from tests.rigs.device.rank_engine import DeviceRankEngine
 from tests.rigs.layouts import DIVIDED, STATE, shares_of
 from tests.rigs.prompts import CHUNKS, prompt, store
 
 LAYOUT = replace(DIVIDED, groups=DIVIDED.groups[:STATE])
 WINDOWS = 2
-
-
-@pytest.fixture(scope="module")
-def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
-    """A daemon with memory of an emulated device, for all tests."""
-    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
-        daemon.wait_for_state("ok")
-        yield daemon
-
-
-@pytest.fixture
-def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """The module's daemon, empty."""
-    use_emulated_driver(monkeypatch)
-    module_daemon.empty()
-    yield module_daemon
-    emulated.order("clear 1")
+OPTIONS = {"hbm.capacity": "16MiB"}
 
 
 def _engine(daemon: DeviceDaemon, size: int = 1, rank: int = 0) -> DeviceRankEngine:

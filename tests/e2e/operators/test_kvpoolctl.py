@@ -12,11 +12,13 @@ from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool_tools.bench.peer.peer import QUICK_SIZES, STREAMS
 from tests.rigs import prompts
-from tests.rigs.daemon import SMALL, Daemon, Start
+from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
 from tests.rigs.layouts import CHUNK, HYBRID
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
+
+COPIES = ("copy_save", "copy_load")
 
 
 def test_info_lists_what_is_in_use(shared_daemon: Daemon) -> None:
@@ -30,6 +32,14 @@ def test_info_lists_what_is_in_use(shared_daemon: Daemon) -> None:
     assert f"epoch:{values['epoch']}\n" in plain.stdout
     assert "\nhealth:ready\nproblems:\n" in plain.stdout
     assert (values["health"], values["problems"]) == ("ready", [])
+
+
+@pytest.mark.slow
+def test_info_names_the_copy_variants_chosen_for_this_processor(daemon: Daemon) -> None:
+    wait_until(lambda: not any("not measured" in daemon.info()[name] for name in COPIES), "the copies are measured")
+    values = ctl_json(daemon, "info")
+    for name in COPIES:
+        assert values[name] == "no variants" or all(size in values[name] for size in ("4 KiB", "8 KiB", "32 KiB"))
 
 
 def test_stats_count_what_was_stored(daemon: Daemon) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
+import kvpool_native
 from kvpool.errors import Refused
 from kvpool.pool.chains import ROOM_WAIT_S
 from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.kvpoolctl import ctl, ctl_json
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNK_TOKENS = SMALL.chunk_tokens
@@ -65,6 +67,28 @@ def test_chunks_beyond_dram_are_found_and_loaded(tiered: Daemon) -> None:
         assert stats["evicted_chunks"] == 0
         assert stats["ssd.promoted_chunks"] >= STORED * CHAIN - DRAM_CHUNKS
     assert tiered.problems() == []
+
+
+def test_the_ssd_section_of_the_statistics_is_complete_and_readable(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        fill(pool, 2)
+        with tiered.admin() as admin:
+            assert admin.demote_all(60.0)["left"] == 0
+        raw = ctl_json(tiered, "stats", "ssd")["ssd"]
+        plain = ctl(tiered, "stats", "ssd").stdout
+    assert plain.startswith("# Ssd\nssd.")
+    used = 2 * CHAIN * (SMALL.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
+    assert raw["ssd.used_bytes"] == used
+    assert f"\nssd.used_bytes:{used}\nssd.used_human:{used / 1024:.1f} KiB\n" in plain
+    assert not any(name.endswith("_human") for name in raw)
+    geometry = f"{SMALL.chunk_bytes}x{SMALL.extents}"
+    assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["ssd.demoted_chunks"] == 2 * CHAIN
+    assert raw[f"ssd.slots.{geometry}"] >= 2 * CHAIN
+    assert raw["ssd.state"] == "ok"
+    names = ["reason", "capacity_bytes", "read_bytes", "written_bytes", "io_errors", "corrupt_chunks", "evicted_chunks"]
+    names += ["waiting_reads", "waiting_writes", "waiting_checks", "waiting_rows"]
+    names += ["promoted_chunks", "promotion_failed_chunks", "demotion_failed_chunks"]
+    assert {f"ssd.{name}" for name in names} <= set(raw)
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
