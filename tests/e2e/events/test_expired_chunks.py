@@ -88,13 +88,14 @@ def test_checkpointed_retention_outlives_a_kill_and_comes_back_to_dram(tiered: D
     assert tiered.problems() == []
 
 
-def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon) -> None:
+@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon, is_killed: bool) -> None:
     with tiered.connect() as pool:
         over = save(tiered, pool, 1, SHORT_S)
         save(tiered, pool, 2, 3600.0)
         wait_until(lambda: tiered.stats()["ssd.retention_expired_chunks"] == CHAIN, "one chain's time is over")
         wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
-        tiered.kill()
+        (tiered.kill if is_killed else tiered.stop)()
         reopen(tiered)
         assert kept(tiered) == (0, CHAIN)
     assert priority_of(tiered, over[0]) == 35

@@ -172,12 +172,18 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
-def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        # As a stop meets it below.
+        pytest.param("daemon.checkpoint.before_data", marks=pytest.mark.slow),
+        "daemon.checkpoint.before_catalogue",
+    ],
+)
+def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point: str) -> None:
     assert tiered.stop() == 0
     assert "durable: yes" in tiered.log()
-    tiered.environment = {
-        "KVPOOL_FAILPOINT": "daemon.checkpoint.before_catalogue:2:error"
-    }  # the first one is the opening's
+    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:2:error"}  # the first one is the opening's
     tiered.start("--set=ssd.checkpoint_interval=1h")
     wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the opening's checkpoint is complete")
     tiered.wait_open()
