@@ -15,6 +15,7 @@ import torch
 import kvpool_client as kv
 from demo.node import Daemon
 from examples.engine import report
+from examples.engine.attention import TILE, Span
 from examples.engine.benchmark import main
 from examples.engine.cells import Cache, Cell, Plan
 from examples.engine.engine import Counts, Engine, NoRoom
@@ -91,6 +92,30 @@ def test_an_exact_repeat_runs_no_forward_pass_before_its_first_token() -> None:
     assert len(passes) == 5 + 4
     assert engine.answers[0] == engine.answers[1]
     assert engine.close() == []
+
+
+def test_computed_at_once_in_parts_or_in_a_batch_a_token_has_the_same_bits() -> None:
+    model = Model(SMALL, SEED)
+    prompt = REQUESTS[5].prompt
+    blocks = -(-len(prompt) // TILE)
+    tables = [torch.arange(number * blocks, (number + 1) * blocks) for number in range(3)]
+
+    def pages() -> list[torch.Tensor]:
+        shape = (3 * blocks, 2, TILE, SMALL.kv_heads, SMALL.head_dim)
+        return [torch.zeros(shape) for _ in range(SMALL.layers)]
+
+    whole, parts, batch = pages(), pages(), pages()
+    expected = model([Span(prompt, 0, tables[0])], whole)[0]
+    for start, end in ((0, 7), (7, 40), (40, len(prompt) - 1), (len(prompt) - 1, len(prompt))):
+        found = model([Span(prompt[start:end], start, tables[0])], parts)[0]
+    assert torch.equal(found, expected)
+    model([Span(prompt[:30], 0, tables[1]), Span(prompt[:-1], 0, tables[0]), Span(prompt[:9], 0, tables[2])], batch)
+    spans = [Span(prompt[30:31], 30, tables[1]), Span(prompt[-1:], len(prompt) - 1, tables[0])]
+    assert torch.equal(model(spans, batch)[1], expected)
+    for layer, other in zip(whole, parts, strict=True):
+        assert torch.equal(layer, other)
+    for layer, other in zip(whole, batch, strict=True):
+        assert torch.equal(layer[:blocks], other[:blocks])
 
 
 def test_top_p_chooses_from_the_nucleus_by_the_requests_own_numbers() -> None:

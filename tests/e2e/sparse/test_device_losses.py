@@ -236,3 +236,27 @@ def test_a_device_that_is_not_there_is_named(pool: kv.Pool, name: str) -> None:
         host.close()
         with pytest.raises(kv.KVPoolError, match="the sequence is closed"):
             DeviceSequence(host, device="cpu")
+
+
+def test_close_does_not_wait_for_all_of_a_prefetch(
+    pool: kv.Pool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Text(69, END)
+    with on_device(pool, text, device, staging_blocks=300) as there:
+        check_exact(there, text)
+        there._ready()
+        there._staging.table.clear()
+        read, calls = BlockReader.read, []
+
+        def closing(self: BlockReader, layer: int, blocks: Numbers, heads: Numbers, out: Items) -> None:
+            if layer == 1:
+                calls.append(layer)
+                there._prefetch._stop.set()  # as `close` does meanwhile
+            read(self, layer, blocks, heads, out)
+
+        monkeypatch.setattr(BlockReader, "read", closing)
+        monkeypatch.setattr(there._staging.area, "piece", 4)
+        attended(there, 0, queries(69, 1)[0])
+        there.close()
+    assert calls in ([], [1])
+    assert there._prefetch.is_stopping

@@ -337,3 +337,23 @@ def test_staging_appears_in_metrics_by_model(device: torch.device, measured: Dae
         assert stats["sparse.staging_hit_rate"] == round(done["staging_hit_rate"], 4)
         assert stats["sparse.overlap"] == done["overlap"] == 1.0
         assert stats["usage.clamped_values"] == 0
+
+
+def test_a_prefetch_that_does_not_fit_is_left_out(pool: kv.Pool, device: torch.device) -> None:
+    text = Text(36, 1500)
+    with both_of(pool, text, EVERYTHING, 1500, device=device, staging_blocks=12) as (host, there):
+        for query in queries(36, 2):
+            check_same(host, there, query)
+        assert there.stats()["staging_prefetch_hits"] == 0
+
+
+def test_nan_keys_are_always_read_and_reach_no_other_head(pool: kv.Pool, device: torch.device) -> None:
+    text = Text(44, 1000)
+    text.keys[0, 500, 0, 5] = 0x7FC0
+    text.values[0, 300, 0, 7] = 0x7F80
+    with both_of(pool, text, NOTHING, 1000, device=device, staging_blocks=8) as (_, there):
+        for _ in range(2):
+            found = attended(there, 0, text.query)
+            assert np.isnan(found[:3]).all()
+            assert np.isfinite(found[3:]).all()
+        np.testing.assert_allclose(attended(there, 1, text.query), there.sequence.attend(1, text.query), atol=CLOSE)
