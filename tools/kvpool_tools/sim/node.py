@@ -25,12 +25,13 @@ from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.packed_rows import CHANGE_ROW
-from kvpool.pool.readers.readers import Grant, Readers
+from kvpool.pool.readers.readers import Readers
 from kvpool.pool.readers.runs import Run
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers
+from kvpool.protocol.records.messages import Leased
 from kvpool.states import Level, SaveState
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
@@ -215,14 +216,14 @@ class SimulatedNode:
         problems += [problem for device in self._devices for problem in device.verify()]
         return problems + self._tiering.verify()
 
-    def _lease(self, keys: KeyColumn) -> Grant | None:
+    def _lease(self, keys: KeyColumn) -> Leased | None:
         for _ in range(WAITS_MAX):
             granted = self._acquire(keys, may_wait=True)
             if granted is not None or not self._make_room():
                 break
         return granted if granted is not None else self._acquire(keys, may_wait=False)
 
-    def _acquire(self, keys: KeyColumn, *, may_wait: bool) -> Grant | None:
+    def _acquire(self, keys: KeyColumn, *, may_wait: bool) -> Leased | None:
         now_ns, runs = self._clock.now_ns(), [Run(self._session, keys)]
         taken = self._readers.take_at_once(self._session, runs, now_ns)
         if taken is not None:
