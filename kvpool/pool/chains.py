@@ -25,7 +25,7 @@ from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_task import HoldTask
-from kvpool.pool.readers.readers import Grant, Readers, Taken
+from kvpool.pool.readers.readers import NOTHING_TAKEN, Grant, Readers, Taken
 from kvpool.pool.readers.runs import Run, runs_of_hit
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart
@@ -94,6 +94,8 @@ class Chains:
         if request.owner and not pm.is_node_name(request.owner):
             raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
+        if sum(run.chunks * run.ranks for run in runs if run.is_leaf) > m.LEAF_CHUNKS_MAX:
+            return purpose.give(NOTHING_TAKEN)
         taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=purpose.holder)
         if taken is not None:
             return purpose.give(taken)

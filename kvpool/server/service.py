@@ -57,7 +57,7 @@ class EngineVerbs:
     @verb(bm.Batch, roles=ENGINE)
     def batch(self, request: bm.Batch) -> Parts[bm.Batched]:
         """Requests that came together."""
-        return serve_batch(self._handlers, request)
+        return serve_batch(self._handlers, self._session.layout, request)
 
     @verb(mm.OpenMemory, roles=ENGINE)
     def open_memory(self, request: mm.OpenMemory) -> AnswerWithDescriptor:
