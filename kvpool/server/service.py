@@ -202,4 +202,4 @@ def engine_handlers(pool: Pool, session: EngineSession, *, user: int | None, clo
 
 def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs | PeerVerbs) -> Handlers:
     """The handlers of an operator's connection."""
-    return handlers_of(m.ROLE_ADMIN, (pool.hints, EventVerbs(pool, None), *verbs))
+    return handlers_of(m.ROLE_ADMIN, (EventVerbs(pool, None), *verbs))

@@ -341,14 +341,6 @@ class AskHitCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class AskLayouts:
-    """The layouts in which a model has been served, in wire form. Answered by Report."""
-
-    KIND: ClassVar[int] = 55
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class RetainKeys:
     """As Retain, by an operator: chunks of any namespace, one priority and duration (in seconds, 0: no end) for all.
 
