@@ -197,10 +197,9 @@ class Chains:
         return states
 
     @verb(one_way.LandSaved, roles=ENGINE)
-    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
+    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> Parts[None]:
         """Extents of a save can be followed by other nodes."""
-        self.writers.land(session, request)
-        return m.Done()
+        yield from self.writers.land(session, request)
 
     @verb(one_way.NameTokens, roles=ENGINE)
     def name_tokens(self, session: EngineSession, request: one_way.NameTokens) -> m.Done:

@@ -17,7 +17,7 @@ from kvpool.config.config import DramConfig
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
 from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.miss_ratio_curve import MissRatioCurve
-from kvpool.index.parts import Step
+from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.reservations import Reservation, Reservations, ReservedRun
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents, StagedSlots
@@ -79,7 +79,7 @@ class Writers:
             directory, self._ending_reservations, ttl_ns=ttl_ns, dram=dram, on_backlog=on_backlog
         )
         self._is_staged = is_staged
-        self.followed = FollowedSaves(directory)
+        self.followed = FollowedSaves(directory, on_backlog)
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: (
             None
         )  # its slots would stay unusable for long
@@ -111,7 +111,7 @@ class Writers:
     @property
     def has_backlog(self) -> bool:
         """Whether `go_on` has more to end than it ends at once."""
-        return self._ending_reservations.are_left or self.joint_saves.has_backlog
+        return self._ending_reservations.are_left or self.joint_saves.has_backlog or self.followed.has_backlog
 
     def begin_task(
         self, session: EngineSession, runs: Sequence[AskedRun], wanted: RetentionColumns = NO_RETENTION
@@ -237,14 +237,21 @@ class Writers:
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
-    def land(self, session: EngineSession, request: one_way.LandSaved) -> None:
+    def land(self, session: EngineSession, request: one_way.LandSaved) -> Parts[None]:
         """Extents of all chunks of a run have been copied by its client, for who follows it. Raises ProtocolError."""
         reservation = self._reservations.find(SaveId(request.reservation), session.connection)
         if reservation is None:
             return
         run = _run_of(reservation, request.run)
-        if run.chunks and not run.is_part and not reservation.is_expired and run.staged is None:
-            self.followed.land(run, extents_of(run, request.first_extent, request.checksums), request.checksums)
+        if not run.chunks or run.is_part or run.staged is not None:
+            return
+        numbers, row = extents_of(run, request.first_extent, request.checksums), len(request.checksums) // run.chunks
+        for first in range(0, run.chunks, PART_CHUNKS):
+            if reservation.is_expired:
+                return
+            end = min(first + PART_CHUNKS, run.chunks)
+            self.followed.land(run, Extents(range(first, end), numbers), request.checksums[first * row : end * row])
+            yield None
 
     def layout_of(self, session: EngineSession, reservation_id: int, run: int) -> Layout | None:
         """The layout of the chunks of a reservation's run; None where it has ended. Raises ProtocolError."""
@@ -350,6 +357,7 @@ class Writers:
         if self.joint_saves.has_backlog:
             self.joint_saves.end_more(now_ns)
         self._ending_reservations.end_more(now_ns)
+        self.followed.end_more()
         for reservation in list(self._ended):
             self.is_ending(reservation)
 

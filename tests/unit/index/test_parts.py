@@ -5,6 +5,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, Group
 from kvpool.pool.pool import Pool
@@ -257,7 +259,7 @@ def short_ones(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
-def calls_in(act: Callable[[], None]) -> int:
+def calls_in(act: Callable[[], object]) -> int:
     """How many functions are called in it, native ones included."""
     calls = 0
 
@@ -322,6 +324,38 @@ def given_up_alone(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
+class Listener:
+    """Counts the chunks that it is called for."""
+
+    def __init__(self) -> None:
+        self.noted = self.ended = 0
+
+    def note_save(self, keys: KeyColumn) -> None:
+        self.noted += len(keys)
+
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        self.ended += len(keys)
+        assert not stored
+
+
+def followed_alone(setting: Setting) -> None:
+    """Other nodes may follow the save, whose connection ends."""
+    listener = Listener()
+    setting.pool.chains.writers.followed.listen(listener)
+    session, numbers = reserve_alone(setting)
+    for number in numbers:
+        sums = bytes(4 * setting.chain)
+        parts = setting.pool.chains.land_saved(session, one_way.LandSaved(number, 0, sums))
+        for _ in range(setting.chain // PART_CHUNKS):
+            assert calls_in(partial(next, parts)) < setting.chain // 4
+        assert list(parts) == []
+    assert (listener.noted, listener.ended) == (2 * setting.chain, 0)
+    assert calls_in(lambda: setting.pool.drop_connection(session.connection)) < setting.chain
+    assert listener.ended < setting.chain
+    end_alone(setting)
+    assert listener.ended == listener.noted
+
+
 @pytest.mark.slow
 @pytest.mark.timed
 @pytest.mark.parametrize(
@@ -339,7 +373,7 @@ def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) 
     in_setting(check)
 
 
-@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone])
+@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone])
 def test_many_chunks_without_a_parent_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
 
