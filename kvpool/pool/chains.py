@@ -25,7 +25,7 @@ from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_task import HoldTask
-from kvpool.pool.readers.readers import Readers, Taken
+from kvpool.pool.readers.readers import NOTHING_TAKEN, Readers, Taken
 from kvpool.pool.readers.runs import Run, runs_of_hit
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart
@@ -95,6 +95,8 @@ class Chains:
         if request.owner and not pm.is_node_name(request.owner):
             raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
+        if sum([run.chunks * run.ranks for run in runs if run.is_leaf]) > m.LEAF_CHUNKS_MAX:
+            return give(session, NOTHING_TAKEN)
         taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=holder)
         if taken is not None:
             return give(session, taken)
@@ -193,10 +195,9 @@ class Chains:
         return states
 
     @verb(one_way.LandSaved, roles=ENGINE)
-    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
+    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> Parts[None]:
         """Extents of a save can be followed by other nodes."""
-        self.writers.land(session, request)
-        return m.Done()
+        yield from self.writers.land(session, request)
 
     @verb(one_way.NameTokens, roles=ENGINE)
     def name_tokens(self, session: EngineSession, request: one_way.NameTokens) -> m.Done:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,15 @@ def test_why_and_retain_take_the_salt_as_the_engine_gives_it(daemon: Daemon, sal
     prompt = ", ".join(map(str, tokens_of(1, CHUNK)))
     assert "stored in dram" in ctl(daemon, "why", *given, answer=prompt).stdout
     assert ctl(daemon, "retain", *given, answer=prompt).stdout.startswith("1 chunks are kept at priority 100")
+
+
+def test_retain_reaches_the_chunks_of_every_rank_and_layout_of_a_model(daemon: Daemon) -> None:
+    staged = replace(SMALL, layers=2, world=300, stages=(2, 1) * 10)
+    with daemon.connect(replace(staged, rank=None)), daemon.connect(staged.for_rank(299)) as last:
+        store(last, last.keys(tokens_of(1, CHUNK)))
+    prompt = ", ".join(map(str, tokens_of(1, CHUNK)))
+    answer = ctl(daemon, "retain", "--tokens-file", "-", "--model", "test-model", answer=prompt)
+    assert answer.stdout == "1 chunks are kept at priority 100; 299 are not stored\n"
 
 
 def test_why_finds_chunks_whose_keys_an_engine_hashes_by_their_token_ids(daemon: Daemon) -> None:
