@@ -7,7 +7,7 @@ import pytest
 from kvpool.states import Level
 from kvpool_client.engines.load_cost import FIRST_PROBE_S, FittedTime
 from kvpool_client.vllm.identity.geometry import Geometry
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm.hybrid_engine import MIXED
 from tests.rigs.vllm.request import BLOCK, Request
