@@ -17,6 +17,7 @@ from kvpool.keys import pack_scope
 from kvpool.layout import Layout
 from kvpool.states import Level, SaveState
 from kvpool.tiers.slots import Slots, SlotSizes
+from tests.rigs.clock import HandClock
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
@@ -26,16 +27,6 @@ LAYERS = LAYOUT.layers
 HBM, DRAM, SSD = 1 << Level.HBM, 1 << Level.DRAM, 1 << Level.SSD
 DEVICE_BYTES, DEVICE_CHUNKS = 2 << 20, 7
 SCOPES = (("", b""), ("", b"salt"), ("adapter", b"another"))
-
-
-class Ticks:
-    """A clock that counts seconds on command."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000
-
-    def now_ns(self) -> int:
-        return self.seconds * 10**9
 
 
 class RigHeaders:
@@ -92,7 +83,7 @@ class Rig:
         assert below is not None
         self.below = below
         self.device = self._copies_in(device) if device is not None else None
-        self.clock = Ticks()
+        self.clock = HandClock(1000 * 10**9)
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
         if self.device is not None:
@@ -135,7 +126,7 @@ class Rig:
         self.files.finish_restore()
 
     def tick(self) -> int:
-        self.clock.seconds += 1
+        self.clock.advance(1)
         return self.clock.now_ns()
 
     def store(self, names: list[int]) -> bytes:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.clock import NS_PER_S, MonotonicClock
+from kvpool.clock import MonotonicClock
 from kvpool_client.connection.promise_line import Question
+from tests.rigs.clock import LaterClock
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
@@ -72,20 +73,6 @@ def ask(engine: Any, name: str, tokens: list[int], **more: Any) -> Request:
     return request
 
 
-class LaterClock(MonotonicClock):
-    """The time of day, or later on command."""
-
-    def __init__(self) -> None:
-        self.later_ns = 0
-
-    def now_ns(self) -> int:
-        return super().now_ns() + self.later_ns
-
-    def pass_s(self, seconds: float) -> None:
-        """So much time is over."""
-        self.later_ns += int(seconds * NS_PER_S)
-
-
 class StillClock(MonotonicClock):
     """Time that passes on command, and by a microsecond at each look: a step has all the time it needs for new requests, on the
     busiest machine too."""
@@ -98,9 +85,9 @@ class StillClock(MonotonicClock):
         self._looks += 1
         return self._command.later_ns + 1000 * self._looks
 
-    def pass_s(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """So much time is over."""
-        self._command.pass_s(seconds)
+        self._command.advance(seconds)
 
 
 def later_clock(engine: ScriptedEngine) -> LaterClock:
@@ -195,7 +182,7 @@ class WithheldAnswers:
 
     def _wait(self, wait_s: float = 0.0) -> None:
         self._receive()
-        self._clock.pass_s(wait_s)
+        self._clock.advance(wait_s)
 
     def _note(self, hit: kv.Hit) -> Question:
         self._questions.append(Question(hit, iter([(hit, None)])))  # type: ignore[list-item]  # it is never sent

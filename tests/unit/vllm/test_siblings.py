@@ -279,7 +279,7 @@ def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start: St
 
     def wait_for_nothing(wait_s: float = 0.0) -> None:
         waits.append(wait_s)
-        clock.pass_s(wait_s)
+        clock.advance(wait_s)
 
     withheld = withhold_answers(engine)
     line.receive = wait_for_nothing
@@ -304,7 +304,7 @@ def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start: StartEng
     find = half._hits.find
 
     def slow(*arguments: Any) -> Any:
-        clock.pass_s(2 * STEP_S / 5)
+        clock.advance(2 * STEP_S / 5)
         return find(*arguments)
 
     half._hits.find = slow
