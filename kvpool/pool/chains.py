@@ -47,7 +47,6 @@ Answer = TypeVar("Answer")
 
 # How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
-WORD_BYTES = 8  # an offset, or a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class Chains:
         lease = self.readers.find(session, grant.lease)
         if lease is not None:
             self.note_use(session, lease)
-        return _leased(grant)
+        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
 
     def note_use(self, session: EngineSession, lease: Lease | Taken) -> None:
         """A lease was granted, or tickets."""
@@ -296,13 +295,9 @@ def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     return found
 
 
-def _leased(grant: Grant) -> m.Leased:
-    """The answer with a grant."""
-    return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
-
-
 def _declined(state: SaveState, count: int, priorities: bytes) -> m.Reserved:
     """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(priorities)
-    return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)
+    nothing = bytes(columns.NUMBER_BYTES * count)  # neither an offset nor a generation
+    return m.Reserved(0, states, nothing, nothing, retained)

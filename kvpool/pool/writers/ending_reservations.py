@@ -16,7 +16,7 @@ ENDED_COST = 8
 
 
 class EndingReservations:
-    """See the module. `on_backlog` has `go_on` called soon; without it everything is ended at once."""
+    """See the module. `on_backlog` has `end_more` called soon; without it everything is ended at once."""
 
     def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None = None) -> None:
         self._directory = directory
@@ -24,14 +24,14 @@ class EndingReservations:
         # Chunks of each, in the order in which they are to be ended.
         self._expiring: dict[ReservationId, int] = {}
         self._ending: dict[ReservationId, int] = {}
-        self._left = ENDED_AT_ONCE  # chunks that may be ended before `go_on` is called again
+        self._left = ENDED_AT_ONCE  # chunks that may be ended before `end_more` is called again
 
     def __repr__(self) -> str:
         return f"<EndingReservations {len(self._expiring)} expiring, {len(self._ending)} ending>"
 
     @property
     def are_left(self) -> bool:
-        """Whether `go_on` has more to do."""
+        """Whether `end_more` has more to do."""
         return bool(self._expiring or self._ending)
 
     def is_ending(self, reservation: ReservationId) -> bool:

@@ -77,7 +77,7 @@ class JointSaves:
         dram: DramConfig | None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`dram`: its capacity and a connection's share; None: no bounds. `on_backlog`: has `go_on` called soon; without it
+        """`dram`: its capacity and a connection's share; None: no bounds. `on_backlog`: has `end_more` called soon; without it
         everything is ended at once."""
         self._directory = directory
         self._ending_reservations = ending_reservations
@@ -104,7 +104,7 @@ class JointSaves:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether `go_on` has more to end, to expire or to publish."""
+        """Whether `end_more` has more to end, to expire or to publish."""
         return self._is_expiring or bool(self._ending) or (self._is_abandoned and bool(self._unpublished))
 
     @property
@@ -244,7 +244,7 @@ class JointSaves:
         return self.published_chunks - before
 
     def publish_later(self) -> None:
-        """Have `go_on` publish what is complete: its last writer ends before it has."""
+        """Have `end_more` publish what is complete: its last writer ends before it has."""
         if self._unpublished and self._on_backlog is not None:
             self._is_abandoned = True
             self._on_backlog()
