@@ -22,7 +22,7 @@ from kvpool.packed_rows import CHANGE_ROW
 
 # Chunks of one part.
 LISTED_CHUNKS = 2048
-# Those with the most bytes: so many rows fit the items of a frame (`frames.ITEMS_MAX`).
+# Those with the most bytes: so many rows fit the items of a frame (ITEMS_MAX of `protocol/frames.py`).
 ROWS_MAX = 100
 
 Counts = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""A request of the scripted engine (see `vllm_engine`), hashed block by block as vLLM does it."""
+"""A request of the scripted engine (see `engine.py`), hashed block by block as vLLM does it."""
 
 import hashlib
 from dataclasses import dataclass, field

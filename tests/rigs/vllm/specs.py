@@ -1,4 +1,4 @@
-"""vLLM's specs of its KV cache's layers, with the shape that the scripted engine has (see `vllm_engine`)."""
+"""vLLM's specs of its KV cache's layers, with the shape that the scripted engine has (see `engine.py`)."""
 
 from dataclasses import dataclass
 from typing import Any
