@@ -80,7 +80,7 @@ class KeyColumn(Sequence[bytes]):
         return hash(self.packed)
 
     @property
-    def rows(self) -> "npt.NDArray[np.void]":
+    def rows(self) -> npt.NDArray[np.void]:
         """The keys as a read-only array, not copied."""
         return np.frombuffer(self.packed, _ROW)
 
@@ -98,7 +98,7 @@ class KeyColumn(Sequence[bytes]):
         alike = np.flatnonzero(np.isin(heads, np.frombuffer(b"".join(wanted), _HEAD)["head"])).tolist()
         return next((index for index in alike if self[index] in wanted), len(self))
 
-    def chosen(self, which: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]") -> "KeyColumn":
+    def chosen(self, which: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> "KeyColumn":
         """The keys at these indexes, or where a mask is true, in their order."""
         return KeyColumn(self.rows[np.asarray(which)].tobytes() if len(which) else b"")
 

@@ -78,7 +78,7 @@ def _rows_of(namespaces: Sequence[Namespace]) -> list[_Row]:
     return list(rows.values())
 
 
-def _count(rows: "npt.NDArray[np.void]", level: int, counts: Counts, distinct: Counts) -> None:
+def _count(rows: npt.NDArray[np.void], level: int, counts: Counts, distinct: Counts) -> None:
     """Add chunks by namespace; to `distinct` where no faster tier has them. Namespaces that are new are left out."""
     rows = rows[rows["namespace"] < len(counts)]
     counts += np.bincount(rows["namespace"], minlength=len(counts))

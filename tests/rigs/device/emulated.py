@@ -214,7 +214,7 @@ class EmulatedArray:
             # Of memory that is not registered the call returns before the last bytes are there.
             _check("cuStreamSynchronize", _library().cuStreamSynchronize(ctypes.c_void_p(LEGACY_STREAM)))
 
-    def read(self) -> "npt.NDArray[np.generic]":
+    def read(self) -> npt.NDArray[np.generic]:
         """Copies it from the device, behind the default stream."""
         target = np.empty(self.shape, self._dtype)
         pointer = ctypes.c_void_p(target.ctypes.data)

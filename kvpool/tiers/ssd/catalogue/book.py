@@ -111,7 +111,7 @@ class CatalogueBook:
 
     async def restore(
         self,
-        rows: "npt.NDArray[np.void]",
+        rows: npt.NDArray[np.void],
         records: dict[int, NamespaceRecord],
         last_generation: int,
         *,

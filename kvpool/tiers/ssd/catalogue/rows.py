@@ -89,7 +89,7 @@ def generation_of(row: bytes) -> int:
     return generation
 
 
-def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
+def restorable(rows: bytes) -> tuple[npt.NDArray[np.void], int]:
     """The undamaged rows, ancestors and recently used ones first, and the number of damaged ones.
 
     A chunk counts as used when a descendant was used, in whatever order their rows were written.
@@ -100,10 +100,10 @@ def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
 
 
 def pack_restore_rows(
-    rows: "npt.NDArray[np.void]",
+    rows: npt.NDArray[np.void],
     namespaces: dict[int, Namespace],
     size_class_of: Callable[[Namespace], SizeClassId | None],
-) -> "npt.NDArray[np.void]":
+) -> npt.NDArray[np.void]:
     """The catalogue's rows in the form and order that `Directory.restore` takes.
 
     `namespaces`: by the catalogue's numbers. A row whose namespace is unknown, or whose geometry is not its namespace's, is
