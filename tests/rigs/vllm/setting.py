@@ -14,7 +14,6 @@ from tests.rigs.clock import LaterClock
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
-from tests.rigs.vllm.hybrid_engine import HybridEngine
 from tests.rigs.vllm.request import BLOCK, Request
 
 CHUNK = 2 * BLOCK
@@ -31,12 +30,11 @@ def start(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start_engine(**options: Any) -> Any:
-            kind: Any = HybridEngine if "windows" in options else ScriptedEngine
             save = "prompt" if "windows" in options else "all"
             arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__save": save}
             # No test fails where the machine has other things to do for some seconds.
             arguments.update({"kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options})
-            engine = kind(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
+            engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             if engine.scheduler._scheduler is not None:
                 engine.scheduler._scheduler._offers._clock = StillClock()
             stack.callback(engine.close)
@@ -134,6 +132,19 @@ def corrupt(engine: Any, tokens: list[int], chunk: int, rank: int = 0, *, layer:
         arena = np.asarray(lease.hold.session.arena.view())
         begin = layer % pool.layout.layers * pool.layout.layer_bytes
         arena[int(lease.hold.rows.offsets[chunk]) + begin + 3] ^= 16
+
+
+def flip_at_the_next_load(engine: Any, row: int) -> None:
+    """Change a bit of a leased chunk in the arena when the first rank's next load begins."""
+    memory = engine.workers[0]._worker._memory
+    load = memory.load
+
+    def spoiling(lease: Any, order: Any) -> Any:
+        memory.load = load
+        np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[row]) + 13] ^= 16
+        return load(lease, order)
+
+    memory.load = spoiling
 
 
 def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:

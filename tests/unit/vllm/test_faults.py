@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 
 import torch
 
-from tests.rigs.vllm.engine import Blocks, ScriptedEngine
+from tests.rigs.vllm.engine import ScriptedEngine, Tables
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import (
     CHUNK,
@@ -244,7 +244,7 @@ def test_an_answer_that_comes_late_is_taken_where_the_request_has_not_begun(star
     clock.advance(301.0)
     for request in (begun, waiting):
         assert matched(engine, request) == (0, False)
-    engine.scheduler.update_state_after_alloc(begun, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(begun, Tables([[]]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
     withheld.deliver()
     assert matched(engine, waiting) == (5 * CHUNK, True)
