@@ -36,7 +36,7 @@ from kvpool_tools.bench.rpc import bench_rpc
 from kvpool_tools.bench.shares import bench_shares
 from kvpool_tools.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
 from kvpool_tools.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
-from kvpool_tools.bench.turns.turns import bench_turns
+from kvpool_tools.bench.turns import bench_turns
 from kvpool_tools.cli.bench_report import Advance, Report, Row
 from kvpool_tools.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
 from kvpool_tools.cli.number_range import NumberRange
