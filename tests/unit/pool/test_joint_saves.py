@@ -13,7 +13,7 @@ from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
-FIRST_STAGE, SECOND_STAGE = kv.Share(0, 1, 0, 8), kv.Share(1, 1, 0, 8)
+FIRST_STAGE = kv.Share(0, 1, 0, 8)
 RESERVED, STORED, PART, PENDING = SaveState.RESERVED, SaveState.STORED, SaveState.PART, SaveState.PENDING
 PRESENT, NO_PARENT, EXPIRED = SaveState.PRESENT, SaveState.NO_PARENT, SaveState.EXPIRED
 
