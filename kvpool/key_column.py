@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 KEY_BYTES = 32
 KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
+SHOWN_DIGITS = 16  # the first of them, where people read a key
 _new = object.__new__
 _ROW = np.dtype(f"V{KEY_BYTES}")
 # A key's first word, by which most keys differ.

@@ -25,14 +25,14 @@ import numpy as np
 
 import kvpool_native
 from kvpool.config.config import DramConfig
-from kvpool.ids import ReservationId
+from kvpool.ids import CHECKSUM_BYTES, ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part, Placed
 from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespace
 from kvpool.index.namespaces_by_user import Geometry
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.joint_chains import JointChains
 from kvpool.states import SaveState

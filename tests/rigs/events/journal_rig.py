@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import kvpool_native
 from kvpool.config.config import load_config
+from kvpool.events import Event, EventKind
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.journal import Journal
 from kvpool.journal.snapshot_page import SNAPSHOT_END
@@ -310,3 +311,11 @@ def tokens_of(name: int) -> bytes:
 
 def sums(chunks: int) -> bytes:
     return bytes(4 * LAYERS * chunks)
+
+
+def changes(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
+    """Kind, chunks, tiers before and after of each event but the first."""
+    found: list[Event] = []
+    while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
+        found += news.events
+    return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]

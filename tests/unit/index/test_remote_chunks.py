@@ -16,7 +16,7 @@ from kvpool.index.remote_chunks import (
     RemoteChunks,
     RemoteRun,
 )
-from kvpool.key_column import KeyColumn
+from tests.rigs.nodes.following import column
 from tests.rigs.nodes.longest_run import NO_RUN, longest_run
 from tests.rigs.parts import served
 
@@ -25,10 +25,6 @@ ONE, OTHER = NodeName("one"), NodeName("other")
 SEED = bytes(range(1, 17))
 PACES_BYTES = 4096 * 8
 ENGINES, OTHERS = NamespaceId(1), NamespaceId(2)
-
-
-def column(first: int, end: int) -> KeyColumn:
-    return KeyColumn.of(kvpool_native.blake3(number.to_bytes(4, "little")) for number in range(first, end))
 
 
 def remote_of(*nodes: NodeName, pairs: int = 10_000) -> RemoteChunks:

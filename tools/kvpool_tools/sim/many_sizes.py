@@ -11,12 +11,12 @@ import numpy as np
 
 import kvpool_native
 from kvpool.config.config import load_config
-from kvpool.ids import EPOCH_BYTES, ConnectionId
+from kvpool.ids import CHECKSUM_BYTES, EPOCH_BYTES, ConnectionId
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.pool.writers.writers import Writers
 from kvpool.states import SaveState, WriteOrder

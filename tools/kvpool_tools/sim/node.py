@@ -17,7 +17,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.ids import EPOCH_BYTES, ConnectionId
+from kvpool.ids import CHECKSUM_BYTES, EPOCH_BYTES, ConnectionId
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
@@ -27,7 +27,7 @@ from kvpool.layout import Layout
 from kvpool.packed_rows import CHANGE_ROW
 from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.readers.runs import Run
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers

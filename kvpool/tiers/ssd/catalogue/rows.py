@@ -29,7 +29,7 @@ _GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation
 _KEPT, _KEPT_AT = struct_of(CATALOGUE_ROW, "priority", "duration_s")
 ROW_BYTES = CATALOGUE_ROW.itemsize
 _NONE = (1 << 32) - 1
-_MS_PER_S = 1000
+MS_PER_S = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def pack_restore_rows(
     packed = np.zeros(len(rows), RESTORE_ROW)
     for name in ("key", "parent", "offset", "generation", "priority"):
         packed[name] = rows[name]
-    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * _MS_PER_S, _NONE)
+    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * MS_PER_S, _NONE)
     packed["namespace"] = packed["size_class"] = _NONE
     for number, namespace in namespaces.items():
         size_class = size_class_of(namespace)
