@@ -10,7 +10,7 @@ from kvpool.ids import EPOCH_BYTES
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
 from kvpool.tiering.tiering import Tiering
-from kvpool_tools.sim.node import SimulatedArena
+from kvpool_tools.sim.pool import SimulatedArena
 from tests.rigs.clock import HandClock
 
 
