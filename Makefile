@@ -212,7 +212,7 @@ test-hostile: setup
 # The wheel is no part of the set-up: without it these tests are skipped.
 test-store: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(MOONCAKE)"
-	$(RUN_TREE) $(BIN)/python -m pytest -q tests/e2e/store tests/unit/pool/sharing -rs
+	$(RUN_TREE) $(BIN)/python -m pytest -q tests/e2e/remote/test_mooncake_store.py tests/e2e/remote/test_published_prompts.py tests/unit/pool/test_shared_store.py -rs
 
 # Not in CI: emulated machines. Skipped, with the reason, where their packages are missing.
 test-rdma: setup

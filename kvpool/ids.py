@@ -11,6 +11,9 @@ from kvpool.key_column import KEY_BYTES as KEY_BYTES
 EPOCH_BYTES = 16
 TOKEN_BYTES = 4
 DURATION_BYTES = 4
+CHECKSUM_BYTES = 4
+TICKET_BYTES = 32
+MODEL_BYTES_MAX = 512
 PAGE_BYTES = 4096
 # The socket of a node's service, and the default of engines.
 SERVICE_SOCKET = "/run/kvpool/kvpool.sock"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 KEY_BYTES = 32
 KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
+SHOWN_DIGITS = 16  # the first of them, where people read a key
 _new = object.__new__
 _ROW = np.dtype(f"V{KEY_BYTES}")
 # A key's first word, by which most keys differ.
@@ -80,7 +81,7 @@ class KeyColumn(Sequence[bytes]):
         return hash(self.packed)
 
     @property
-    def rows(self) -> "npt.NDArray[np.void]":
+    def rows(self) -> npt.NDArray[np.void]:
         """The keys as a read-only array, not copied."""
         return np.frombuffer(self.packed, _ROW)
 
@@ -98,7 +99,7 @@ class KeyColumn(Sequence[bytes]):
         alike = np.flatnonzero(np.isin(heads, np.frombuffer(b"".join(wanted), _HEAD)["head"])).tolist()
         return next((index for index in alike if self[index] in wanted), len(self))
 
-    def chosen(self, which: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]") -> "KeyColumn":
+    def chosen(self, which: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> "KeyColumn":
         """The keys at these indexes, or where a mask is true, in their order."""
         return KeyColumn(self.rows[np.asarray(which)].tobytes() if len(which) else b"")
 

@@ -478,7 +478,7 @@ class Directory:
         without memory.
         """
 
-    def fail_landing(self, key: bytes, generation: int, fault: int) -> FailedLanding:
+    def fail_landing(self, key: bytes, generation: int, fault: int) -> None:
         """
         Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it
         there too, 1 of the way to it, 2 of the memory here.
@@ -907,21 +907,6 @@ def pack_ids(column: bytes) -> bytes:
     A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.
     """
 
-class FailedLanding:
-    """What followed when a promoted chunk did not come."""
-
-    @property
-    def removed(self) -> int:
-        """Stored chunks of this tier, which followed it."""
-
-    @property
-    def dropped_in_source(self) -> int:
-        """Chunks of the tier that it came from."""
-
-    @property
-    def next_level(self) -> int | None:
-        """Another tier that has the chunk; None where there is none."""
-
 class TierSet:
     """
     Directories of one pool in order of speed, which report to one another what they hold while this lives.
@@ -1266,8 +1251,6 @@ class SsdQueue:
         Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
 
-STREAM_CONNECTIONS_MAX: int = 16
-
 HAS_TLS: bool = True
 
 class OfferOutcome:
@@ -1284,10 +1267,6 @@ class OfferOutcome:
 
     @property
     def sent_bytes(self) -> int: ...
-
-    @property
-    def gone_chunks(self) -> int:
-        """Chunks that left their slots or did not land."""
 
 class ExtentServer:
     """Threads that send chunks to peers that present a ticket."""
@@ -1551,10 +1530,6 @@ class Device:
     @property
     def copy_method(self) -> str:
         """batch, kernel or single."""
-
-    @property
-    def failed_releases(self) -> int:
-        """How many calls that release something have failed."""
 
     def allocate(self, size: int) -> DeviceMemory:
         """Exportable memory, rounded up to what the driver gives. GIL released."""

@@ -15,7 +15,7 @@ from kvpool.states import Level, TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
-from kvpool_client.hints.envelope import HintReport
+from kvpool_client.hint_envelope import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool, connect
 from kvpool_client.verbs.lease import Lease

@@ -46,13 +46,13 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
-from kvpool_client.hints.envelope import HintReport, parse_hints
-from kvpool_client.hints.hint_client import HintClient
+from kvpool_client.hint_envelope import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain, Namespace
 from kvpool_client.retention import plan_retention
 from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.verbs.chosen_chunks import checked_chunks, chunks_to_save
 from kvpool_client.verbs.finder import Finder
+from kvpool_client.verbs.hint_client import HintClient
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.lease_bound import chunks_held
 from kvpool_client.verbs.lease_fetcher import LeaseFetcher

@@ -48,7 +48,7 @@ def is_tensor(array: object) -> bool:
     return hasattr(array, "data_ptr") and hasattr(array, "element_size")
 
 
-def as_items(name: str, array: object, layout: Layout) -> "npt.NDArray[np.generic]":
+def as_items(name: str, array: object, layout: Layout) -> npt.NDArray[np.generic]:
     """Keys or values [tokens, kv_heads, head_dim] as items of the layout's dtype. Raises InvalidArgument."""
     dtype = stored_dtype(layout)
     if is_tensor(array):
@@ -90,7 +90,7 @@ def as_query(query: object, layout: Layout) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(found, dtype=np.float32)
 
 
-def as_blocks(blocks: object, layout: Layout, middle: int) -> "npt.NDArray[np.int64]":
+def as_blocks(blocks: object, layout: Layout, middle: int) -> npt.NDArray[np.int64]:
     """Numbers of middle blocks [kv_heads, n], of which there are `middle`. Raises InvalidArgument."""
     chosen = np.asarray(blocks)
     if chosen.ndim != 2 or chosen.shape[0] != layout.kv_heads or chosen.dtype.kind not in "iu":
@@ -100,7 +100,7 @@ def as_blocks(blocks: object, layout: Layout, middle: int) -> "npt.NDArray[np.in
     return chosen.astype(np.int64)
 
 
-def _tensor_bits(tensor: object, dtype: str) -> "npt.NDArray[np.generic]":
+def _tensor_bits(tensor: object, dtype: str) -> npt.NDArray[np.generic]:
     host = tensor.detach().cpu()  # type: ignore[attr-defined]  # a torch.Tensor
     if dtype == "bfloat16":
         import torch  # the caller has passed a tensor

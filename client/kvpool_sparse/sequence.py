@@ -35,9 +35,9 @@ from kvpool_sparse.offload import Offload, closing_aside
 from kvpool_sparse.page_table import PageTable
 from kvpool_sparse.pages import PageForm
 from kvpool_sparse.results import TAIL_WEIGHT_MAX, Floats, Recall, SequenceLost, merged
-from kvpool_sparse.steps.teams import team_of
-from kvpool_sparse.steps.turns import Turns, in_turn
 from kvpool_sparse.tally import Tally, TallyReports
+from kvpool_sparse.teams import team_of
+from kvpool_sparse.turns import Turns, in_turn
 
 DEFAULT_SUMMARIES = "clusters7"
 WITH_TAIL = ("clusters7",)

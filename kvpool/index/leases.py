@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kvpool.ids import ConnectionId, HoldId, LeaseId
+from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId, LeaseId
 from kvpool.index.deadline_order import DeadlineOrder
 
-TICKET_BYTES = 32
 TICKETS_MAX = 65536
 # A hold costs 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs. It costs some 220 for
 # itself: where each chunk is a hold of its own, as of windows and states, 0.9 and 3.5 GiB.

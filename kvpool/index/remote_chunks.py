@@ -7,14 +7,14 @@ A node among others has at most its share, an equal part of the room: what it an
 its own have gone, so that nobody who announces without end evicts what others have. A node alone evicts its own oldest.
 
 Each life of a node has an owner number of its own: `clear` ends it at once, however much it has, and the table is emptied of it
-in turns. Changes are applied in turns too: `note` puts them into their node's queue, `advance` applies a bounded number of keys
-of each node in turn. A queue that is full takes nothing: the reader of that node's events continues after the next turn.
+in turns. Changes are applied in turns too: `note_stored` and `note_removed` queue them, `advance` applies a bounded number of
+keys of each node in turn. A queue that is full takes nothing: the reader of that node's events continues after the next turn.
 
 A node that was asked for a chunk and did not have it may be about to have it, or have it for engines of another model or
 layout: its announcement stays, as events have it. `runs` passes over it for a while, for engines of the namespace that was
 declined, or until the node announces the chunk again.
 
-Control thread only; no I/O, no clock. Invariants: `_by_owner` has exactly the nodes whose owner number is live; `_pending_keys`
+Control thread only; no I/O, no clock. Invariants: `_by_owner` has exactly the nodes whose owner number is live; `pending_keys`
 of a node is the number of keys in its queue.
 """
 
@@ -26,11 +26,9 @@ from typing import NamedTuple, NewType
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
-from kvpool.events import Event, EventKind
 from kvpool.ids import NamespaceId
 from kvpool.index.parts import Parts
 from kvpool.key_column import KeyColumn
-from kvpool.states import NODE_TIERS
 
 NodeName = NewType("NodeName", str)
 
@@ -113,16 +111,9 @@ class RemoteChunks:
         self._nodes[node] = _Node(pace=self._nodes[node].pace)
         self._number(node)
 
-    def queue_event(self, node: NodeName, event: Event) -> bool:
-        """Queue what an event of a node changes. False, and nothing is done, where the queue is full: call `advance` first."""
-        if event.kind is EventKind.CREATED:
-            return True
-        if event.tiers & NODE_TIERS:
-            return self.note_stored(node, event.column)
-        return self.note_removed(node, event.column)
-
     def note_stored(self, node: NodeName, keys: KeyColumn) -> bool:
-        """Queue chunks that a node has, from its events or its snapshot. See `note`."""
+        """Queue chunks that a node has, from its events or its snapshot. False, and nothing is done, where its queue is full:
+        call `advance` first."""
         declined = self._nodes[node].declined
         if declined:
             named = set(keys)
@@ -131,7 +122,7 @@ class RemoteChunks:
         return self._queue(node, _Change(keys, is_stored=True))
 
     def note_removed(self, node: NodeName, keys: KeyColumn) -> bool:
-        """Queue chunks that a node has no more. See `note`."""
+        """Queue chunks that a node has no more; as `note_stored`."""
         return self._queue(node, _Change(keys, is_stored=False))
 
     def advance(self) -> bool:

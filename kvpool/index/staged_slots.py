@@ -7,9 +7,9 @@ these checksums alone. Holds no payload. Control thread only.
 
 from typing import NamedTuple
 
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.states import SaveState
 
-CHECKSUM_BYTES = 4
 OFFSET_BYTES = 8
 
 

@@ -3,7 +3,7 @@
 Dropped events are a gap in the ids; a reader that gets one has to take a snapshot. A run of changes is one event; the native
 module joins changes to runs (`native/directory/change_runs.h`).
 
-Not here: where changes come from (`journal`), how events look to others (`protocol.trtllm_events`, `protocol.event_frames`).
+Not here: where changes come from (`journal`), how events look to others (`router_events`).
 Control thread only; no clock is read.
 """
 

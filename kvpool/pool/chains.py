@@ -49,7 +49,6 @@ Give = Callable[[EngineSession, Taken], Answer]
 
 # How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
-WORD_BYTES = 8  # an offset, or a generation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -299,4 +298,5 @@ def _declined(state: SaveState, count: int, priorities: bytes) -> m.Reserved:
     """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(priorities)
-    return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)
+    nothing = bytes(columns.NUMBER_BYTES * count)  # neither an offset nor a generation
+    return m.Reserved(0, states, nothing, nothing, retained)

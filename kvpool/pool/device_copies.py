@@ -12,13 +12,13 @@ from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.leases import Lease
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.readers import Readers, Taken, holds_of
+from kvpool.protocol.columns import NUMBER_BYTES
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
 
 NOTHING = dm.Copies(b"", b"", b"")
-WORD_BYTES = 8
 
 
 class DeviceCopies:
@@ -75,7 +75,7 @@ class DeviceCopies:
     def _holds_of(
         self, session: EngineSession, lease: Lease | Taken | None
     ) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
-        """The holds of a rank's lease, where its engine is on the device: see `readers.holds_of`."""
+        """The holds of a rank's lease, where its engine is on the device: see `holds_of`."""
         if lease is None or session.connection not in self._connections:
             return []
         return holds_of(session, lease, session.layout.rank)
@@ -94,12 +94,12 @@ def _rows(link: CopyLink, holds: Sequence[tuple[Sequence[HoldId], int]], first: 
         count = len(of_group) * size
         if first < count and left > 0:
             found = link.find(of_group)
-            rows = slice(first * WORD_BYTES, (first + left) * WORD_BYTES)
+            rows = slice(first * NUMBER_BYTES, (first + left) * NUMBER_BYTES)
             offsets += found.offsets[rows]
             slots += found.slots[rows]
             generations += found.generations[rows]
             left -= min(count - first, left)
         first = max(0, first - count)
     with_copies = np.flatnonzero(np.frombuffer(generations, "<u8"))
-    end = (int(with_copies[-1]) + 1) * WORD_BYTES if len(with_copies) else 0
+    end = (int(with_copies[-1]) + 1) * NUMBER_BYTES if len(with_copies) else 0
     return dm.Copies(bytes(offsets[:end]), bytes(slots[:end]), bytes(generations[:end]))

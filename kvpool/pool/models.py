@@ -22,7 +22,7 @@ from kvpool.packed_rows import CHANGE_ROW
 
 # Chunks of one part.
 LISTED_CHUNKS = 2048
-# Those with the most bytes: so many rows fit the items of a frame (`frames.ITEMS_MAX`).
+# Those with the most bytes: so many rows fit the items of a frame (ITEMS_MAX of `protocol/frames.py`).
 ROWS_MAX = 100
 
 Counts = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ def _rows_of(namespaces: Sequence[Namespace]) -> list[_Row]:
     return list(rows.values())
 
 
-def _count(rows: "npt.NDArray[np.void]", level: int, counts: Counts, distinct: Counts) -> None:
+def _count(rows: npt.NDArray[np.void], level: int, counts: Counts, distinct: Counts) -> None:
     """Add chunks by namespace; to `distinct` where no faster tier has them. Namespaces that are new are left out."""
     rows = rows[rows["namespace"] < len(counts)]
     counts += np.bincount(rows["namespace"], minlength=len(counts))

@@ -14,7 +14,7 @@ from typing import Any
 from kvpool.clock import Clock
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import KeyColumn
+from kvpool.key_column import SHOWN_DIGITS, KeyColumn
 from kvpool.pool.chains import Chains
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
@@ -42,8 +42,6 @@ from kvpool.states import RetainState
 
 DEMOTE_ALL_S_MAX = 3600.0
 PROBLEMS_MAX = 500
-# Of a chunk's key, in a line of the log: as many as `kvpoolctl check` prints.
-KEY_DIGITS = 16
 
 
 class EngineVerbs:
@@ -130,7 +128,7 @@ class OperatorVerbs:
     async def _audit_retained(self, request: m.RetainKeys, retaining: Awaitable[m.Retained]) -> m.Retained:
         retained = await retaining
         counts = {state.name.lower(): retained.states.count(state) for state in RetainState}
-        first_key = next(iter(KeyColumn(request.keys)), b"").hex()[:KEY_DIGITS]
+        first_key = next(iter(KeyColumn(request.keys)), b"").hex()[:SHOWN_DIGITS]
         audit(self.peer, "retain ended", chunks=len(retained.states), first_key=first_key, **counts)
         return retained
 

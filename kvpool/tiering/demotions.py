@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 import kvpool_native
 from kvpool import failpoint
@@ -35,9 +35,6 @@ from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitte
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Finished, JobId, Moves, Outcome, Writable
 from kvpool.tiers.jobs import Jobs
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Chunks that are examined from the cold end on for one that is not written yet: a guess that keeps turns short.
 SCAN_CHUNKS = 512
@@ -66,11 +63,11 @@ class _Chain:
     pin: HoldId
     parent: bytes
     keys: KeyColumn
-    places: "npt.NDArray[np.uint64]"  # offsets in the arena
-    slots: "npt.NDArray[np.uint64]"  # slot numbers there
-    sources: "npt.NDArray[np.uint64]"  # generations in DRAM
+    places: npt.NDArray[np.uint64]  # offsets in the arena
+    slots: npt.NDArray[np.uint64]  # slot numbers there
+    sources: npt.NDArray[np.uint64]  # generations in DRAM
     priorities: bytes
-    durations_ms: "npt.NDArray[np.uint32]"
+    durations_ms: npt.NDArray[np.uint32]
     affordable: Affordable
     end: int  # how many chunks are to be written
     next: int = 0  # the chunks before this index are written or being written

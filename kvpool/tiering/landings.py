@@ -11,6 +11,7 @@ import logging
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock
+from kvpool.key_column import SHOWN_DIGITS
 from kvpool.log_pace import LogPace
 from kvpool.states import LoadFault, SaveState
 from kvpool.tiers.base import Finished, Outcome
@@ -47,7 +48,7 @@ class Landings:
             log.error(
                 "the %s tier reported chunk %s as read, and not all of its extents have landed%s",
                 self._tier,
-                key.hex()[:16],
+                key.hex()[:SHOWN_DIGITS],
                 end,
             )
         is_bad = finished.outcome is Outcome.BAD_SOURCE

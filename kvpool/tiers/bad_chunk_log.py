@@ -13,6 +13,7 @@ import asyncio
 import logging
 
 from kvpool.clock import Clock
+from kvpool.key_column import SHOWN_DIGITS
 from kvpool.log_pace import LogPace
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class BadChunkLog:
 
     def note_bad_chunk(self, key: bytes, fault: str, place: str) -> None:
         """A chunk was found bad. `fault`: what is wrong; `place`: where it lies: a file and an offset, or an address."""
-        latest = f"chunk {key.hex()[:16]} at {place}: {fault}"
+        latest = f"chunk {key.hex()[:SHOWN_DIGITS]} at {place}: {fault}"
         if not self._unlogged and self._pace.take_line() is not None:
             log.error("a chunk is bad in the %s tier, and no engine gets it: %s", self._tier, latest)
             return

@@ -4,7 +4,7 @@ Invariant: `_free` has the free ranges in order of their offsets, none beside an
 size of the buffer.
 """
 
-PAGE_BYTES = 4096
+from kvpool.ids import PAGE_BYTES
 
 
 class Ranges:

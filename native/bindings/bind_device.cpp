@@ -216,7 +216,6 @@ void bind_device(nb::module_& module) {
       .def_prop_ro("registers_read_only", &Device::registers_read_only,
                    "Whether memory that is mapped read-only can be pinned; copies of it are slower where it cannot.")
       .def_prop_ro("copy_method", [](const Device& self) { return name_of(self.copy_method()); }, "batch, kernel or single.")
-      .def_prop_ro("failed_releases", &Device::failed_releases, "How many calls that release something have failed.")
       .def("allocate", &allocate, "size"_a, "Exportable memory, rounded up to what the driver gives. GIL released.")
       .def("attach", &attach, "fd"_a, "size"_a,
            "Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.")

@@ -155,8 +155,7 @@ void bind_server(nb::module_& module) {
       .def_ro("offer", &OfferOutcome::offer)
       .def_prop_ro("end", [](const OfferOutcome& self) { return static_cast<uint8_t>(self.end); },
                    "0: all was sent or marked as gone; 1: a connection failed; 2: its deadline passed; 3: it was withdrawn.")
-      .def_ro("sent_bytes", &OfferOutcome::bytes)
-      .def_ro("gone_chunks", &OfferOutcome::gone_chunks, "Chunks that left their slots or did not land.");
+      .def_ro("sent_bytes", &OfferOutcome::bytes);
   nb::class_<ExtentServer> server(module, "ExtentServer", "Threads that send chunks to peers that present a ticket.");
   server.def(nb::new_(&make_server), "arena"_a, "index"_a, "address"_a, "port"_a, nb::kw_only(), "threads"_a, "offers_max"_a,
            "strangers_max"_a, "connections_max"_a, "hello_timeout_s"_a, "stall_s"_a, "peer_bytes_per_s"_a = 0,
@@ -178,7 +177,6 @@ void bind_server(nb::module_& module) {
 }  // namespace
 
 void bind_net(nb::module_& module) {
-  module.attr("STREAM_CONNECTIONS_MAX") = STREAM_CONNECTIONS_MAX;
   module.attr("HAS_TLS") = has_tls();
   bind_server(module);
   nb::class_<PullOutcome>(module, "PullOutcome", "The end of one chunk of a pull.")

@@ -62,19 +62,11 @@ Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, cons
   return reserved(answer);
 }
 
-struct Failure {
-  uint64_t removed;
-  uint64_t dropped_in_source;
-  std::optional<uint8_t> next_level;
-};
-
-Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t generation, uint32_t fault) {
+void fail_landing(Directory& directory, const nb::bytes& key, uint64_t generation, uint32_t fault) {
   if (fault >= LOAD_FAULTS) {
     throw nb::value_error("fault must be 0 (source), 1 (path) or 2 (memory)");
   }
-  const FailedLanding failed = directory.promotions().fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
-  const auto level = failed.next ? std::optional(static_cast<uint8_t>(*failed.next)) : std::nullopt;
-  return {failed.removed, failed.dropped_in_source, level};
+  directory.promotions().fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
 }
 
 struct Pinned {
@@ -175,10 +167,6 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
 }  // namespace
 
 void bind_tier_set(nb::module_& module) {
-  nb::class_<Failure>(module, "FailedLanding", "What followed when a promoted chunk did not come.")
-      .def_ro("removed", &Failure::removed, "Stored chunks of this tier, which followed it.")
-      .def_ro("dropped_in_source", &Failure::dropped_in_source, "Chunks of the tier that it came from.")
-      .def_ro("next_level", &Failure::next_level, "Another tier that has the chunk; None where there is none.");
   nb::class_<TierSet>(module, "TierSet", "Directories of one pool in order of speed, which report to one another what they hold while this lives.")
       .def(
           "__init__",

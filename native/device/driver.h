@@ -3,7 +3,7 @@
 // What it is: the one place where symbols of the driver's library are looked up. What it is not: linked to it, or tied to NVIDIA's:
 // any library that exports the same symbols is a driver.
 // A library stays loaded until the process ends: nothing may unload a driver whose threads run. A path is loaded once.
-// Invariant: a Driver that exists has all calls of its table; `get_address` alone may be absent, in drivers before 12.0.
+// Invariant: a Driver that exists has all calls of its table; `get_address_` alone may be absent, in drivers before 12.0.
 // Threads: any.
 #pragma once
 

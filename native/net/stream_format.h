@@ -6,7 +6,7 @@
 //                    `connections`: the extents of a chunk come in order, which is all that a puller relies on.
 //
 // Fixed layouts, little endian. Both sides take what they receive as untrusted: `read_hello` and `read_mark` accept exactly what
-// `make_hello` and `make_mark` make. The checksum of a mark detects damage; it is no proof of who sent it.
+// the functions here make. The checksum of a mark detects damage; it is no proof of who sent it.
 // Pure functions; any thread.
 #pragma once
 

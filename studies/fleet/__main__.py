@@ -13,7 +13,7 @@ import click
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
 from kvpool_tools.cli.simulation.document import simulate_each
 from kvpool_tools.cli.simulation.trace_options import TRACE_OPTIONS, add_options, parse_options, policy_option
-from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.pool import POLICIES
 from kvpool_tools.sim.traces import TraceError
 from studies.fleet.node_options import NODE_OPTIONS, NodeOptions
 from studies.fleet.plot import plot_nodes

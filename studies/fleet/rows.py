@@ -33,7 +33,8 @@ Row = dict[str, Any]
 
 
 def simulate_nodes(path: str, wanted: SimulateOptions, nodes: NodeOptions, progress: Progress) -> list[Row]:
-    """Rows of one trace, by router, capacity, policy and number of nodes. Raises what `simulate_trace` does."""
+    """Rows of one trace, by router, capacity, policy and number of nodes. Raises TraceError, InvalidArgument, or KVPoolError
+    when a process fails."""
     settings, name = wanted.settings(path), Trace(Path(path)).name
     settings.config()  # its faults are reported before the trace is read
     allow_files(max(nodes.nodes))

@@ -229,7 +229,7 @@ class NativeMethod:
         return Recall(blocks, (logits, values))
 
 
-def _rows_of(array: "npt.NDArray[np.generic]") -> Addresses:
+def _rows_of(array: npt.NDArray[np.generic]) -> Addresses:
     """Where each row of the first axis begins."""
     return np.uint64(array.ctypes.data) + np.arange(len(array), dtype=np.uint64) * np.uint64(array.strides[0])
 

@@ -58,17 +58,17 @@ def trained_model(seed: int, progress: Progress) -> TinyModel:
     return model
 
 
-def train(model: TinyModel, seed: int, progress: Progress, *, steps: int = STEPS, long_steps: int = LONG_STEPS) -> None:
+def train(model: TinyModel, seed: int, progress: Progress) -> None:
     """Train in place, deterministic for a seed and a number of threads."""
     rng = np.random.default_rng([seed, 17])
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    total = steps + long_steps
+    total = STEPS + LONG_STEPS
     for step in range(total):
         warm = min(1.0, (step + 1) / WARM_UP_STEPS)
         rate = LEARNING_RATE * warm * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * step / total)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        length = LONG_TOKENS if step >= steps else int(rng.choice(LENGTHS))
+        length = LONG_TOKENS if step >= STEPS else int(rng.choice(LENGTHS))
         optimizer.zero_grad(set_to_none=True)
         share_right = _learn(model, rng, length)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -11,7 +11,8 @@ from kvpool.config.config import load_config
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import NS_PER_DAY, Admitted
 from kvpool_native import SSD_HEADER_BYTES
-from kvpool_tools.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
+from kvpool_tools.sim.node import SimulatedNode
+from kvpool_tools.sim.pool import CHUNK_BYTES, POLICIES
 
 SLOT_BYTES = CHUNK_BYTES + SSD_HEADER_BYTES
 HOUR_NS = NS_PER_DAY // 24

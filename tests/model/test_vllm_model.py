@@ -1,8 +1,8 @@
 """Two scripted vLLM engines on one daemon at random: whatever they load, save, preempt, abort and fail, no byte is wrong.
 
 The engines themselves are the model: each knows what every byte of its KV must be, reads it layer by layer and counts what
-is wrong (see `tests/vllm_engine`). Saves on their threads are held up and let on at random, so that blocks of requests that
-are gone are wanted by others meanwhile.
+is wrong (see `tests/rigs/vllm/engine.py`). Saves on their threads are held up and let on at random, so that blocks of requests
+that are gone are wanted by others meanwhile.
 """
 
 import random

@@ -131,7 +131,6 @@ def start_load(
     engine: Engine,
     ids: Sequence[int],
     offsets: bytes,
-    verifies: bool = True,
 ) -> kvpool_native.LoadJob:
     return pool.load(
         engine.view,
@@ -143,7 +142,7 @@ def start_load(
         column(ids),
         EXTENTS,
         EXTENT_BYTES,
-        verifies,
+        True,
     )
 
 

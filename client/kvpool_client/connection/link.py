@@ -172,7 +172,7 @@ class Link:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
                         self._try_connect(max(self._plan.timeout_s, WELCOME_S))
                 continue
-            if self._wait(session, min(self._pause_s(), session.next_expiry_s())):
+            if self._wait(session, min(self._pause_s(), session.reserved_saves.next_expiry_s())):
                 session.end_session("the daemon closed it")
             else:
                 self._renew(session)
@@ -181,7 +181,7 @@ class Link:
 
     def _expire_saves(self, session: Session) -> None:
         # A frame of its own, or the loop's would keep the last save and its engine's memory.
-        for save in session.expired_saves():
+        for save in session.reserved_saves.expired_saves():
             self._expiries.add_end(save.expire)
         self._expiries.end_waiting()
 

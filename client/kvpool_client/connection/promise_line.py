@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
+from kvpool.ids import TICKET_BYTES
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
@@ -36,7 +37,6 @@ from kvpool_client.verbs.results import Hit
 FRAME_QUESTIONS = 64
 # Bytes of levels and tickets that one frame asks for, within what the daemon gives in one answer.
 FRAME_ANSWER_BYTES = bm.BATCH_PROMISE_BYTES_MAX
-_TICKET_BYTES = 32
 _NO_REQUEST = pr.Promise(b"", 0, "", 1, 0)
 # A call that nobody has sent and answered for so long is by its own thread: the line's has no steps (guess).
 CALL_TURN_S = 0.02
@@ -264,7 +264,7 @@ class PromiseLine:
                 self._settle(question, NOTHING)
                 continue
             body = m.encode(question.request, 0)[frames.LENGTH.size :]
-            promised = self._fetcher.rows_of(question.request.chunks) + self._tickets * _TICKET_BYTES
+            promised = self._fetcher.rows_of(question.request.chunks) + self._tickets * TICKET_BYTES
             is_full = len(batch) == FRAME_QUESTIONS or size + len(body) > bm.BATCH_BYTES_MAX
             if batch and (is_full or answer_bytes + promised > FRAME_ANSWER_BYTES):
                 self._put(bm.Batch(bodies), batch)

@@ -12,10 +12,8 @@ before the connection ends, because the daemon reuses reserved slots then. Only 
 to staging memory, and may be waiting for an answer.
 """
 
-import math
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,24 +33,13 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
+from kvpool_client.connection.reserved_saves import ReservedSaves
 
 Answer = TypeVar("Answer")
 # The longest part of a caller's time that it waits for other threads' requests.
 TURN_FRACTION = 0.5
 # Refusals after which the daemon reads nothing from the connection.
 ENDING_CODES = ("protocol", "disconnected")
-
-
-class Expiring(Protocol):
-    """A save that holds a reservation until it has ended."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def expire(self) -> None:
-        """Give the reservation back: its time is over."""
-        ...
 
 
 class Stoppable(Protocol):
@@ -100,16 +87,17 @@ class Session:
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
-        self._turns = 0  # of requests; guarded by _turn, as what has the turn and on which thread
-        self._under_way, self._thread = "", 0
+        # Guarded by _turn: turns of requests, what has the turn, and on which thread.
+        self._turns = 0
+        self._under_way = ""
+        self._thread = 0
         self._state = threading.Lock()
         self._saves: set[Stoppable] = set()  # guarded by _state; not weak: a collected one still writes
         self._has_ended = False  # guarded by _state
         self._is_alive = True
         self.shortcoming = ""  # what a new session lacks
         self.end_reason = ""  # why it has ended; set before `is_alive` is False
-        # The link's thread removes, any appends.
-        self._reserved: deque[tuple[Deadline, weakref.ref[Expiring]]] = deque()
+        self.reserved_saves = ReservedSaves()
         self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
         # guarded by _turn, but for `hang_up`
         self._connection = BlockingConnection(
@@ -249,28 +237,6 @@ class Session:
         with self._state:
             self._saves.discard(run)
 
-    def note_reserved(self, save: Expiring) -> None:
-        """A save has a reservation from now on."""
-        self._reserved.append((Deadline(self.welcome.reservation_ttl_s), weakref.ref(save)))
-
-    def next_expiry_s(self) -> float:
-        """Seconds until `expired_saves` may have one; infinite where none has a reservation. The link's thread."""
-        return self._reserved[0][0].remaining_s() if self._reserved else math.inf
-
-    def expired_saves(self) -> list[Expiring]:
-        """The saves whose reservations have run out since the last call. The link's thread."""
-        expired: list[Expiring] = []
-        for _ in range(len(self._reserved)):
-            deadline, reference = self._reserved.popleft()
-            save = reference()
-            if save is None or save.done():
-                continue
-            if deadline.has_passed():
-                expired.append(save)
-            else:
-                self._reserved.append((deadline, reference))
-        return expired
-
     def end_session(self, reason: str) -> None:
         """Stop running saves and end the connection. Idempotent; any thread; waits for no answer."""
         with self._state:
@@ -328,7 +294,7 @@ class Session:
             if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
                 raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, self._turns - turns))
             left_s = deadline.remaining_s()
-        if not self._is_alive:
+        if not self.is_alive:
             self._turn.release()
             raise DaemonUnreachable("the connection to the daemon has ended")
         return left_s

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvpool.errors import KVPoolError
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool_client.connection.session import Session
@@ -21,7 +22,6 @@ from kvpool_client.copying.gather import Gatherer, Gathering, Piece
 from kvpool_client.copying.staging_memory import StagingArea
 
 WAIT_SLICE_S = 0.05
-CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ it does not, only ranges over the whole prompt count. Pure functions; any thread
 from collections.abc import Mapping
 
 from kvpool.states import TokenRange
-from kvpool_client.hints.envelope import Hints, parse_hints
+from kvpool_client.hint_envelope import Hints, parse_hints
 
 _NAMES = ("kv_hints", "kv_hint", "router_hint")
 NOTHING: tuple[TokenRange, ...] = ()

@@ -18,7 +18,7 @@ from kvpool.states import TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
-from kvpool_client.hints.envelope import Outcome
+from kvpool_client.hint_envelope import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
 from kvpool_client.sglang.host_pages import HostPages

@@ -18,7 +18,7 @@ import torch
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
 from kvpool_client.arguments import check_no_groups
-from kvpool_client.copying.cache import as_ids
+from kvpool_client.copying.cache import SKIP_BLOCK, as_ids
 from kvpool_client.key_chain import Extra, as_tokens
 from kvpool_client.pool import Pool
 from kvpool_client.torch.hooks import announced, gated
@@ -27,7 +27,6 @@ from kvpool_client.verbs.save import Save, publish_each
 
 Integers = Sequence[int] | torch.Tensor | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 T = TypeVar("T")
-SKIP_BLOCK = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

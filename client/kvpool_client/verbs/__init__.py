@@ -1,1 +1,1 @@
-"""Verbs of a Pool: finding, leasing, loading and saving chunks."""
+"""Verbs of a Pool: finding, leasing, loading and saving chunks, and hints about them."""

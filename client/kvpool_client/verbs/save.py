@@ -25,6 +25,7 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.states import SaveState
@@ -34,8 +35,6 @@ from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
 from kvpool_client.verbs.pending import PendingChunks
 from kvpool_client.verbs.results import SaveResult, save_state_of
-
-CHECKSUM_BYTES = 4
 
 
 class SaveRun(Protocol):

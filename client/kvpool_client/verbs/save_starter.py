@@ -184,7 +184,7 @@ class SaveStarter:
             )
         )
         if has_reserved:
-            session.note_reserved(save)
+            session.reserved_saves.add_save(save, session.welcome.reservation_ttl_s)
         return save
 
     def _states_of(self, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> list[list[SaveState]]:

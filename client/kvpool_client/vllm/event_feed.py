@@ -6,8 +6,8 @@
 
 The scheduler takes what is ready and never waits. At most BATCHES_MAX batches are ready: then the thread stops reading, and an
 engine that is idle for long gets a gap. Blocks are the engine's, named as the daemon's own publisher names them
-(`event_frames`). Level 0 is left out: the engine's own events have it. Invariant: a reader that applies all batches has the
-pool's state at the last one.
+(`router_events/vllm_format.py`). Level 0 is left out: the engine's own events have it. Invariant: a reader that
+applies all batches has the pool's state at the last one.
 
 The reading thread, but for `take_batch` and `stop`.
 """
@@ -28,7 +28,7 @@ from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.surface import EngineConfig
 
-# A batch is 64 KiB at most (`event_frames`): up to 4 MiB are ready here, the rest waits in the daemon's log.
+# A batch is 64 KiB at most: up to 4 MiB are ready here, the rest waits in the daemon's log.
 BATCHES_MAX = 64
 # Polling interval after the last new event: this delay does not matter to a router (guess).
 POLL_S = 0.1

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Clock, Deadline
+from kvpool.ids import PAGE_BYTES
 from kvpool_client.engines.shared_bytes import SharedBytes
 
-PAGE_BYTES = 4096
 # Far longer than a store takes to become visible to other processors.
 LOOK_S = 0.001
 _HAS_ATTACHED, _READING, _TAKEN_BACK = range(3)

@@ -119,7 +119,7 @@ class BlockReader:
         return self._sequence._offload.are_current()
 
     @staticmethod
-    def _mask(shape: tuple[int, int], chosen: "npt.NDArray[np.int32]", is_dense: "npt.NDArray[np.bool_]") -> Mask:
+    def _mask(shape: tuple[int, int], chosen: npt.NDArray[np.int32], is_dense: npt.NDArray[np.bool_]) -> Mask:
         mask = np.zeros(shape, np.bool_)
         mask[:] = is_dense
         mask[chosen, np.arange(shape[1])[:, None]] = True

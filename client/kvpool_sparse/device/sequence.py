@@ -42,7 +42,7 @@ from kvpool_sparse.device.staging_area import StagingArea
 from kvpool_sparse.device.tensors import plain_tensor_of, tensor_of, torch_dtype
 from kvpool_sparse.results import TAIL_WEIGHT_MAX, Floats, Recall, SequenceLost
 from kvpool_sparse.sequence import SparseSequence
-from kvpool_sparse.steps.turns import Turns, in_turn
+from kvpool_sparse.turns import Turns, in_turn
 
 STAGING_BLOCKS_MIN = 64
 

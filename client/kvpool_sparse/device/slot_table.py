@@ -116,7 +116,7 @@ class SlotTable:
         self._touched[slots] = 0
         self._is_prefetched[slots] = False
 
-    def _grown(self, layer: int, blocks: int) -> "npt.NDArray[np.int32]":
+    def _grown(self, layer: int, blocks: int) -> npt.NDArray[np.int32]:
         table = self._slots[layer]
         if blocks > len(table):
             grown = np.full((max(blocks, 2 * len(table)), self._kv_heads), NONE, np.int32)

@@ -1,6 +1,6 @@
 """Control client: the links to all members. See `link.py` for one of them.
 
-Loop thread only. At most `links_max` links. Invariant: `_links` has one link for each member that was added and not dropped.
+Loop thread only. At most LINKS_MAX links. Invariant: `_links` has one link for each member that was added and not dropped.
 """
 
 import asyncio

@@ -7,6 +7,7 @@ little endian: keys 32 bytes each, checksums u32. Kinds and version are this wir
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
 from kvpool.layout import Layout
 
@@ -14,7 +15,6 @@ MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
 OLDEST_VERSION = NEWEST_VERSION = 1
 INCARNATION_BYTES = 16
-TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 128
 TEXT_BYTES_MAX = 512
@@ -25,7 +25,6 @@ DEADLINE_MS_MAX = 600_000
 CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
 # Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
 CHECKS_BYTES_MAX = 900_000
-CHECKSUM_BYTES = 4
 # Of a Stage: rows of a part, and parts that have ended.
 STAGE_ROWS_MAX = 16_384
 STAGE_PARTS_MAX = 64
@@ -35,7 +34,6 @@ LIFE_BYTES = 8
 # Of AskNear and Near: the tag of a host, the longest path of a unix socket, a daemon's epoch.
 HOST_BYTES = 16
 SOCKET_BYTES_MAX = 107
-EPOCH_BYTES = 16
 PLACE_BYTES = 8
 # Of Changes: more than the journal joins to one event. Of Keys: a page.
 FOLLOW_KEYS_MAX = 4096

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvpool.config.addresses import parse_zmq
 from kvpool.errors import InvalidArgument, LayoutMismatch, ProtocolError
+from kvpool.ids import CHECKSUM_BYTES, EPOCH_BYTES, TICKET_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.keys import is_scope
 from kvpool.layout import Layout
@@ -73,7 +74,7 @@ def check_offer(pull: r.Pull, offer: r.Offer) -> None:
     extents, asked = Layout.from_wire(pull.layout).extents, len(KeyColumn(pull.keys)) - pull.first
     if offer.pull != pull.pull or offer.chunks > asked:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
-    if len(offer.checks) not in (0, r.CHECKSUM_BYTES * extents * offer.chunks):
+    if len(offer.checks) not in (0, CHECKSUM_BYTES * extents * offer.chunks):
         _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {extents} extents")
 
 
@@ -161,7 +162,7 @@ def _check_pull(pull: r.Pull) -> None:
 def _check_offer_alone(offer: r.Offer) -> None:
     _check_range("Offer pull", offer.pull, 1, SEQUENCE_MAX)
     _check_range("Offer chunks", offer.chunks, 0, r.PULL_KEYS_MAX)
-    _check_bytes("Offer ticket", offer.ticket, (r.TICKET_BYTES,) if offer.chunks else (0,))
+    _check_bytes("Offer ticket", offer.ticket, (TICKET_BYTES,) if offer.chunks else (0,))
     _check_range("Offer connections", offer.connections, 1 if offer.chunks else 0, r.CONNECTIONS_MAX)
     _check_address("Offer address", offer.address)
     if offer.chunks and not offer.address:
@@ -189,7 +190,7 @@ def _check_staged_alone(staged: r.Staged) -> None:
     _check_bytes("Staged life", staged.life, (r.LIFE_BYTES,))
     _check_range("Staged address", staged.address, 0, SEQUENCE_MAX)
     _check_range("Staged rows", len(staged.gone), 0, r.STAGE_ROWS_MAX)
-    _check_bytes("Staged checks", staged.checks, (r.CHECKSUM_BYTES * len(staged.gone),))
+    _check_bytes("Staged checks", staged.checks, (CHECKSUM_BYTES * len(staged.gone),))
 
 
 def _check_ask_near(ask: r.AskNear) -> None:
@@ -202,7 +203,7 @@ def _check_near_alone(near: r.Near) -> None:
     _check_text("Near socket", near.socket, r.SOCKET_BYTES_MAX)
     if not near.socket.startswith("/"):
         _refuse("Near socket is no absolute path")
-    _check_bytes("Near epoch", near.epoch, (r.EPOCH_BYTES,))
+    _check_bytes("Near epoch", near.epoch, (EPOCH_BYTES,))
     chunks = len(near.offsets) // r.PLACE_BYTES
     _check_range("Near chunks", chunks, 1, r.PULL_KEYS_MAX)
     for name in ("offsets", "slots", "generations"):

@@ -133,7 +133,7 @@ class Follower:
             self.counts.last = self.counts.newest = -1
             if self.is_joined:
                 self._feed.remote.clear(self.node)
-                self._feed.work()
+                self._feed.schedule_turn()
         self._task = self._loop.create_task(self._run(link))
         self._task.add_done_callback(self._note_end)
 
@@ -189,7 +189,7 @@ class Follower:
             self._feed.remote.join(self.node)
             self.is_joined = True
         self._stale, self._saves = None, 0
-        self._feed.work()
+        self._feed.schedule_turn()
         self.counts.snapshots += 1
         deadline = Deadline(self._settings.snapshot_s, self._clock)
         cursor, last = 0, -1
@@ -258,7 +258,7 @@ class Follower:
         if self.is_joined:
             self._feed.remote.leave(self.node)
             self.is_joined = False
-            self._feed.work()
+            self._feed.schedule_turn()
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

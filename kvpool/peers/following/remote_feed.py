@@ -1,7 +1,8 @@
 """Remote feed: puts what peers have into the table of remote chunks, and has the loop work it off in turns.
 
 One for all followers. A turn follows the other while there is work, each a callback of its own, so that other work of the loop
-comes between. Where a node's queue is full, `note` waits for turns: back-pressure to the peer, which is asked no further.
+comes between. Where a node's queue is full, `queue_change` waits for turns: back-pressure to the peer, which is asked no
+further.
 
 Loop thread only. Invariant: a turn is scheduled while the table may have work.
 """
@@ -36,10 +37,10 @@ class RemoteFeed:
                 raise PeerUnreachable(
                     f"the queue of {node} had no room for {timeout_s:g} s: too many nodes are followed"
                 )
-            await self._end_of_turn(deadline.remaining_s())
-        self.work()
+            await self._wait_for_turn(deadline.remaining_s())
+        self.schedule_turn()
 
-    def work(self) -> None:
+    def schedule_turn(self) -> None:
         """The table has work: have it done in turns."""
         if self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
@@ -50,7 +51,7 @@ class RemoteFeed:
             self._turn.cancel()
             self._turn = None
 
-    async def _end_of_turn(self, timeout_s: float) -> None:
+    async def _wait_for_turn(self, timeout_s: float) -> None:
         end: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(end)
         try:
@@ -61,7 +62,7 @@ class RemoteFeed:
     def _take_turn(self) -> None:
         self._turn = None
         if self.remote.advance():
-            self.work()
+            self.schedule_turn()
         waiting, self._waiting = self._waiting, set()
         for end in waiting:
             if not end.done():

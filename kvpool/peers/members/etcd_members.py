@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 from kvpool.clock import Clock
 from kvpool.config.curve_keys import is_key
+from kvpool.config.peer_options import NAME_BYTES_MAX
 from kvpool.errors import InvalidArgument
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.members.etcd_address import EtcdTls, parse_etcd
@@ -26,7 +27,6 @@ from kvpool.peers.members.member import BookSettings, Member, MemberBook, Member
 from kvpool.peers.members.member_watch import MemberWatch, WatchSettings
 
 VALUE_BYTES_MAX = 1024
-NAME_BYTES_MAX = 256
 INCARNATION_DIGITS = 32
 _FIELDS = {"node", "endpoint", "public_key", "incarnation"}
 

@@ -146,7 +146,7 @@ class Readers:
         self, session: EngineSession, runs: Sequence[Run], now_ns: int, *, holder: ConnectionId | None = None
     ) -> Taken | None:
         """All of one chain that its last keys name, or that is one part long, where DRAM has it. None where parts are to be
-        taken one by one (see `begin`); nothing where its other keys are not known. Raises Refused."""
+        taken one by one (see `begin_task`); nothing where its other keys are not known. Raises Refused."""
         run = runs[0]
         if len(runs) > 1 or not run.is_chain or not (run.is_leaf or run.chunks <= part_chunks(run.ranks)):
             return None

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvpool.errors import ProtocolError
-from kvpool.ids import TOKEN_BYTES
+from kvpool.ids import CHECKSUM_BYTES, TOKEN_BYTES
 from kvpool.index.reservations import ReservedRun
 from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.layout import Layout
-
-CHECKSUM_BYTES = 4
 
 
 class CommitColumns(NamedTuple):

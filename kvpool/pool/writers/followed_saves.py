@@ -19,10 +19,10 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import ProtocolError
-from kvpool.ids import ReservationId
+from kvpool.ids import CHECKSUM_BYTES, ReservationId
 from kvpool.index.reservations import ReservedRun
 from kvpool.index.sessions import EngineSession
-from kvpool.index.staged_slots import CHECKSUM_BYTES, Extents
+from kvpool.index.staged_slots import Extents
 from kvpool.key_column import KeyColumn
 from kvpool.states import SaveState
 

@@ -25,14 +25,14 @@ import numpy as np
 
 import kvpool_native
 from kvpool.config.config import DramConfig
-from kvpool.ids import ReservationId
+from kvpool.ids import CHECKSUM_BYTES, ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part, Placed
 from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespace
 from kvpool.index.namespaces_by_user import Geometry
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.joint_chains import JointChains
 from kvpool.states import SaveState
@@ -77,7 +77,7 @@ class JointSaves:
         dram: DramConfig | None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`dram`: its capacity and a connection's share; None: no bounds. `on_backlog`: has `go_on` called soon; without it
+        """`dram`: its capacity and a connection's share; None: no bounds. `on_backlog`: has `end_more` called soon; without it
         everything is ended at once."""
         self._directory = directory
         self._ending_reservations = ending_reservations
@@ -104,7 +104,7 @@ class JointSaves:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether `go_on` has more to end, to expire or to publish."""
+        """Whether `end_more` has more to end, to expire or to publish."""
         return self._is_expiring or bool(self._ending) or (self._is_abandoned and bool(self._unpublished))
 
     @property
@@ -244,7 +244,7 @@ class JointSaves:
         return self.published_chunks - before
 
     def publish_later(self) -> None:
-        """Have `go_on` publish what is complete: its last writer ends before it has."""
+        """Have `end_more` publish what is complete: its last writer ends before it has."""
         if self._unpublished and self._on_backlog is not None:
             self._is_abandoned = True
             self._on_backlog()

@@ -31,6 +31,7 @@ from kvpool.pool.writers.joint_saves import JointSaves
 from kvpool.pool.writers.places import ChainPlace, PartPlace, Place, SinglesPlace
 from kvpool.pool.writers.reserve_task import ReservedSlots, ReserveTask, TaskRun
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
+from kvpool.protocol.columns import NUMBER_BYTES
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import RunForm
 from kvpool.states import SaveState
@@ -80,9 +81,8 @@ class Writers:
         )
         self._is_staged = is_staged
         self.followed = FollowedSaves(directory, on_backlog)
-        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: (
-            None
-        )  # its slots would stay unusable for long
+        # Called with a connection whose slots would stay unusable for long.
+        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None
         self.expired_reservations = 0
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Writers:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether `go_on` has more to end than it ends at once."""
+        """Whether there is more to end, to expire or to publish than was done at once: `end_more` does."""
         return self._ending_reservations.are_left or self.joint_saves.has_backlog or self.followed.has_backlog
 
     def begin_task(
@@ -144,11 +144,10 @@ class Writers:
         """A reservation of what has been reserved."""
         made, at = [], 0
         for run in task.runs:
-            row = slice(at, at + len(run.keys))
-            made.append(
-                self._reserved_run(run, bytes(task.states[row]), bytes(task.offsets[8 * at : 8 * row.stop]), now_ns)
-            )
-            at = row.stop
+            end = at + len(run.keys)
+            offsets = bytes(task.offsets[NUMBER_BYTES * at : NUMBER_BYTES * end])
+            made.append(self._reserved_run(run, bytes(task.states[at:end]), offsets, now_ns))
+            at = end
         number = (
             self._reservations.add_reservation(session.connection, made, now_ns)
             if any(run.chunks for run in made)
@@ -218,9 +217,7 @@ class Writers:
 
     def commit(self, session: EngineSession, reservation_id: int, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks of a run; a state for each. Raises ProtocolError."""
-        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
-        if reservation is not None and reservation.deadline_ns <= now_ns:
-            self.expire(now_ns)
+        reservation = self._find(session, reservation_id, now_ns)
         if reservation is None or reservation.is_expired:
             if reservation is not None:
                 reservation.is_reported = True
@@ -267,9 +264,7 @@ class Writers:
         The slots are not reused until `end_copy`, even if the reservation or its connection ends. Raises ProtocolError for
         chunks that are not reserved or are published already.
         """
-        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
-        if reservation is not None and reservation.deadline_ns <= now_ns:
-            self.expire(now_ns)
+        reservation = self._find(session, reservation_id, now_ns)
         if reservation is None or reservation.is_expired:
             return None
         run, chunks, numbers = _run_of(reservation, number), extents.chunks, extents.numbers
@@ -306,17 +301,15 @@ class Writers:
         """Give up what was not committed; its writer has acknowledged that it no longer writes. Returns how many chunks its
         time was too short for, of which no commit was answered that."""
         failpoint.reach("daemon.end.before", failpoint.refused)
-        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
+        reservation = self._find(session, reservation_id, now_ns)
         if reservation is None:
             return 0
-        if reservation.deadline_ns <= now_ns:
-            self.expire(now_ns)
         is_late = reservation.is_expired and not reservation.is_reported
         self._end(reservation, now_ns)
         return (reservation.chunks - reservation.committed) * is_late
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
-        """End every reservation of a connection; where they are long (`has_backlog`), `go_on` ends the others."""
+        """End every reservation of a connection; where they are long (`has_backlog`), `end_more` ends the others."""
         for reservation in self._reservations.of_owner(connection):
             self._end(reservation, now_ns, is_asked=False)
 
@@ -336,21 +329,15 @@ class Writers:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation that was asked to end has slots that are not free yet."""
-        ended = self._ended.get(SaveId(reservation_id), [])
-        while ended and not self._is_held(ended[-1]):
-            ended.pop()
-        if not ended:
-            self._ended.pop(SaveId(reservation_id), None)
-        return bool(ended)
+        return self._first_held(SaveId(reservation_id)) is not None
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
         """End more of one that has ended."""
-        for holder in self._ended.get(SaveId(reservation_id), [])[-1:]:
+        holder = self._first_held(SaveId(reservation_id))
+        if holder is not None:
             self._ending_reservations.go_on_with(holder, now_ns)
             self.joint_saves.go_on_with(holder, now_ns)
-
-    def _is_held(self, holder: ReservationId) -> bool:
-        return self._ending_reservations.is_ending(holder) or self.joint_saves.is_ending(holder)
+        self._forget_free(SaveId(reservation_id))
 
     def end_more(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
@@ -359,7 +346,7 @@ class Writers:
         self._ending_reservations.end_more(now_ns)
         self.followed.end_more()
         for reservation in list(self._ended):
-            self.is_ending(reservation)
+            self._forget_free(reservation)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Counts of each connection, by name."""
@@ -369,6 +356,13 @@ class Writers:
         """Broken invariants, one line each."""
         holders = self._reservations.holders()
         return self._reservations.verify() + self.followed.verify(holders) + self.joint_saves.verify(holders)
+
+    def _find(self, session: EngineSession, reservation_id: int, now_ns: int) -> Reservation | None:
+        """A reservation of the connection; it has expired where its time is over."""
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
+        if reservation is not None and reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
+        return reservation
 
     def _publish(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
@@ -427,11 +421,23 @@ class Writers:
             )
         if is_asked:
             self._ended[reservation.id] = ended
-            self.is_ending(reservation.id)
+            self._forget_free(reservation.id)
 
     def _end_following(self, reservation: Reservation) -> None:
         for run in reservation.runs if self.followed.is_listened else ():
             self.followed.end_save(run)
+
+    def _first_held(self, reservation: SaveId) -> ReservationId | None:
+        """The first of those of a reservation that was asked to end whose slots are not free yet."""
+        for holder in self._ended.get(reservation, ()):
+            if self._ending_reservations.is_ending(holder) or self.joint_saves.is_ending(holder):
+                return holder
+        return None
+
+    def _forget_free(self, reservation: SaveId) -> None:
+        """Forget a reservation that has ended, where all its slots are free."""
+        if self._first_held(reservation) is None:
+            self._ended.pop(reservation, None)
 
 
 def _check_share(run: AskedRun) -> None:

@@ -24,7 +24,7 @@ class AskEvents:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Some events (see `event_columns`), up to id `last`, and the namespaces that they name.
+    """Some events (see `router_events/columns.py`), up to id `last`, and the namespaces that they name.
 
     After a gap there are none, and `last` is the newest id: a snapshot has what is stored. `oldest`: the first id in the log.
     """
@@ -79,7 +79,7 @@ class AskNamespaces:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceList:
-    """Namespaces (see `event_columns`); none when there are no more."""
+    """Namespaces (see `router_events/columns.py`); none when there are no more."""
 
     KIND: ClassVar[int] = 46
     namespaces: bytes

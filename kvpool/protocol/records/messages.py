@@ -218,7 +218,7 @@ class ReportCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of a client since its last report; see `usage` for the column. Never answered."""
+    """Usage of a client since its last report; see `protocol/usage.py` for the column. Never answered."""
 
     KIND: ClassVar[int] = 26
     counts: bytes
@@ -334,7 +334,8 @@ class VerifyBytes:
 
 @dataclass(frozen=True, slots=True)
 class AskHitCurve:
-    """Hit rates of LRU of these sizes for the daemon's requests; see `hit_curve` for the column. Answered by Report."""
+    """Hit rates of LRU of these sizes for the daemon's requests; see `protocol/hit_curve.py` for the column. Answered by
+    Report."""
 
     KIND: ClassVar[int] = 47
     capacities: bytes

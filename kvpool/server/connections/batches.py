@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvpool.errors import KVPoolError, ProtocolError, Refused
-from kvpool.index.leases import TICKET_BYTES
+from kvpool.ids import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.key_column import keys_in
 from kvpool.layout import Layout

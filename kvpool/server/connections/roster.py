@@ -4,7 +4,7 @@ A user is a uid by the kernel (SO_PEERCRED). Beyond `max_connections`, OPERATOR_
 `operators`), for the case that engines use all others. One user has at most `user_quota` of the connections that the other
 users leave.
 
-Control thread only. Invariants: `_of_user` counts the connections in `_entries` and those in a handshake; a connection is in
+Control thread only. Invariants: `_of_user` counts the connections in `_members` and those in a handshake; a connection is in
 one of the two alone.
 """
 

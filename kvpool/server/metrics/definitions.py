@@ -2,7 +2,7 @@
 in a Scrape.
 
 The collector and `docs/metrics.md` are both made from this table. Names never change their meaning. Label sets are bounded:
-models by `usage.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
+models by MODELS_MAX of `index/usage.py`, size classes by the arena's 64, all others by their enums.
 
 Counters are named here without the `_total` that their samples end in. Pure functions; any thread.
 """

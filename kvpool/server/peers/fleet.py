@@ -62,10 +62,6 @@ class _Bounds(TypedDict):
     clock: Clock
 
 
-# Where `peer.offered` says nothing, a node is offered as much of DRAM at once as of the offers.
-OFFERED_PART = 4
-
-
 class Fleet:
     """See the module. Raises ConfigError for keys or members that cannot be used."""
 

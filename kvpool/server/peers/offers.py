@@ -27,6 +27,7 @@ import kvpool_native
 from kvpool.clock import Clock, Deadline
 from kvpool.config.peer_options import PeerConfig
 from kvpool.errors import KVPoolError
+from kvpool.ids import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
@@ -360,7 +361,7 @@ class Offers:
             (leased.slots[: here * _WORD] + saved.slots)[rows],
             (leased.generations[: here * _WORD] + saved.generations)[rows],
         )
-        ticket = os.urandom(r.TICKET_BYTES)
+        ticket = os.urandom(TICKET_BYTES)
         # A stream that waits for an engine's extents is given one thread, not several.
         connections = 1 if saved.offsets else min(self._config.connections, chunks)
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))

@@ -56,7 +56,7 @@ class Opened:
     disk: OpenSsd
     catalogue: Catalogue
     floors: FlushFloors
-    rows: "npt.NDArray[np.void]"
+    rows: npt.NDArray[np.void]
     namespaces: dict[int, NamespaceRecord]
     bad_rows: int
     generation: int
@@ -168,7 +168,7 @@ def _look(
 
 def _rebuild(
     plan: SsdPlan, identity: Identity, catalogue_path: Path, is_stopping: threading.Event
-) -> "npt.NDArray[np.void]":
+) -> npt.NDArray[np.void]:
     """Find chunks by the headers of their slots, because the catalogue is lost or must not be used. It stays where they cannot
     be read either: the disk may give both later."""
     found = find_chunks(plan, identity, is_stopping)

@@ -89,7 +89,7 @@ def find_chunks(plan: SsdPlan, identity: Identity, is_stopping: threading.Event)
     return b"".join(slot.row.encode() for slot in newest.values())
 
 
-def are_flushed(rows: "npt.NDArray[np.void]", identity: Identity, floors: dict[bytes, int]) -> "npt.NDArray[np.bool_]":
+def are_flushed(rows: npt.NDArray[np.void], identity: Identity, floors: dict[bytes, int]) -> npt.NDArray[np.bool_]:
     """Which of a catalogue's rows are of chunks that an operator has dropped, or could not drop as they were held."""
     floor = np.full(len(rows), floor_of(floors, ALL), np.uint64)
     for fingerprint, number in _numbers_by_fingerprint(identity).items():

@@ -118,7 +118,6 @@ class StoreTier:
             on_codes=self._note_codes,
             on_late=self._note_late,
         )
-        self._permits: list[Permit] = []
         self._forms: dict[NamespaceId, ObjectForm] = {}
         self._owner: TierOwner = UNOWNED
         self._ended: list[Finished] = []

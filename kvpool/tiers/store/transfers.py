@@ -36,7 +36,6 @@ from kvpool.transfer.ranges import Ranges
 BATCH_CHUNKS = 16
 BATCH_BYTES = 4 << 20
 REQUESTS_MAX = 8
-WORD_BYTES = 4
 
 
 class Stage(Enum):

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import kvpool_native
+from kvpool.ids import PAGE_BYTES
 from kvpool.peers.back_off import BackOffSettings, Uniform
+from kvpool.peers.control import records as r
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
-from kvpool.transfer.ranges import PAGE_BYTES, Ranges
+from kvpool.transfer.ranges import Ranges
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,6 @@ log = logging.getLogger(__name__)
 START_S = 60.0
 COMMAND = module_command("kvpool.transfer.engine.child")
 HUNG = -2  # see `child`
-LIFE_BYTES = 8
 # Of a half: the most that one node has of it, a part at most, and what may be in quarantine.
 PEER_PART = 2
 PARTS = 8
@@ -305,7 +306,7 @@ class Engine:
             self._ranges, self._used = self._new_ranges(), Counter()
             self._lives.clear()
             self._begun_s = asyncio.get_running_loop().time()
-            self.life = os.urandom(LIFE_BYTES)
+            self.life = os.urandom(r.LIFE_BYTES)
             self._former_ports.append(self.process.facts["port"])
             self.process.settings["former_ports"] = list(self._former_ports)
         for call in self.on_change:

@@ -5,10 +5,8 @@ over the stream. Loop thread only, but for the copies.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -18,16 +16,14 @@ from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.engine.connector import Connector
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.job import EngineJob, PartFailed, Surroundings, ask_stage
+from kvpool.transfer.recent_nodes import RecentNodes
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Order
 
 # A node that refused, or from which nothing could be read, is not asked for so long.
 REFUSED_S = 30.0
-NODES_MAX = 2048
 CLOSE_S = 5.0
 # Faults of the path to a node, not of the chunks.
 PATH_FAULTS = ("late", "broken", "other_transport", "foreign", "stale", "away")
-
-Value = TypeVar("Value")
 
 
 class EngineTransport:
@@ -62,8 +58,8 @@ class EngineTransport:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._numbers = 0
         self._ended: list[ChunkEnd] = []
-        self._accepted: OrderedDict[str, bytes] = OrderedDict()  # lives of nodes that have accepted
-        self._refused: OrderedDict[str, Deadline] = OrderedDict()
+        self._accepted: RecentNodes[bytes] = RecentNodes()  # lives of nodes that have accepted
+        self._refused: RecentNodes[Deadline] = RecentNodes()
         self._on_completed: Callable[[], None] = lambda: None
         self._is_closed = False
 
@@ -119,7 +115,7 @@ class EngineTransport:
             self._engine.counts["refused"] += 1
             self._refuse(order.node, failed.fault)
             return False
-        _remember(self._accepted, order.node, life.incarnation)
+        self._accepted.remember(order.node, life.incarnation)
         return True
 
     def submit(self, order: Order) -> int:
@@ -161,7 +157,7 @@ class EngineTransport:
 
     def _note_connection(self, node: str, life: bytes, is_connected: bool) -> None:
         if is_connected:
-            _remember(self._accepted, node, life)
+            self._accepted.remember(node, life)
         else:
             self._refuse(node, "broken")
 
@@ -169,11 +165,4 @@ class EngineTransport:
         """A node is not asked for a while."""
         self._accepted.pop(node, None)
         if fault in PATH_FAULTS:
-            _remember(self._refused, node, Deadline(REFUSED_S, self._clock))
-
-
-def _remember(known: "OrderedDict[str, Value]", node: str, value: Value) -> None:
-    known[node] = value
-    known.move_to_end(node)
-    if len(known) > NODES_MAX:
-        known.popitem(last=False)
+            self._refused.remember(node, Deadline(REFUSED_S, self._clock))

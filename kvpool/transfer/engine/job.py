@@ -20,6 +20,7 @@ import numpy as np
 import kvpool_native
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import KVPoolError, Refused
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import BounceRange, Engine, Half, ReadEnd
@@ -31,7 +32,6 @@ PARTS_AHEAD = 3
 WAIT_S = 0.5
 # A part may take as long beside the stall time as its bytes take at this rate.
 LEAST_BYTES_PER_S = 50 << 20
-WORD = r.CHECKSUM_BYTES
 
 
 class PartFailed(KVPoolError):
@@ -212,9 +212,9 @@ class EngineJob:
                 target = (int(self._offsets[chunk]) + extent * size).to_bytes(8, "little")
                 source = part.taken.offset + number * size
                 found = kvpool_native.copy_extents(self._around.arena, target, part.taken.memory, source, 1, size)
-                if found != part.checks[number * WORD : (number + 1) * WORD] or not self._is_promised(
-                    part.first + number, found
-                ):
+                if found != part.checks[
+                    number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES
+                ] or not self._is_promised(part.first + number, found):
                     fault = "checksum"
                 else:
                     self._around.landings.land(int(self._slots[chunk]), extent, found)

@@ -20,6 +20,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
+from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import BounceRange, Engine, Half
 
@@ -216,7 +217,7 @@ class ServedParts:
         one = OfferedChunks((offsets, slots, generations), extent + 1, offered.chunks.extent_bytes)
         checks = self._checks(one)
         if checks:
-            return int.from_bytes(checks[-r.CHECKSUM_BYTES :], "little")
+            return int.from_bytes(checks[-CHECKSUM_BYTES:], "little")
         return LANDING if self._is_there(offered, chunk) else None
 
     def _is_there(self, offered: _Offered, chunk: int) -> bool:
@@ -252,6 +253,6 @@ class ServedParts:
                 found = kvpool_native.copy_extents(taken.memory, target, self._arena, source, 1, size)
             # The generation after the copy: the bytes are this chunk's.
             is_good = bool(found) and int.from_bytes(found, "little") == check and self._is_there(offered, chunk)
-            checks += found if is_good else bytes(r.CHECKSUM_BYTES)
+            checks += found if is_good else bytes(CHECKSUM_BYTES)
             gone.append(not is_good)
         return bytes(checks), bytes(gone)

@@ -8,10 +8,9 @@ a node offers that is on another host, or whose memory could not be used a momen
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -20,6 +19,7 @@ from kvpool.peers.asking import Asking, Turns
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.near.owners import NearFailed, NearOwners
+from kvpool.transfer.recent_nodes import RecentNodes
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,11 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 10.0
 # A node whose memory could not be used is not asked for it for so long.
 REFUSED_S = 30.0
-NODES_MAX = 2048
 # For the owner's answer: an engine may be waiting meanwhile.
 ANSWER_S = 1.0
 PLACES = Turns(3, 200)
 # Faults after which the memory is not what the node offers, or too slow: the stream is used for a while.
 PATH_FAULTS = ("checksum", "late")
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,8 @@ class NearTransport:
         self._asking = Asking(clock, PLACES)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
         self._running: dict[int, tuple[str, bytes, int]] = {}  # of each job: node, life, chunks that have not ended
-        self._elsewhere: OrderedDict[str, bytes] = OrderedDict()  # lives of nodes that have no memory for this one
-        self._refused: OrderedDict[str, tuple[bytes, Deadline]] = OrderedDict()
+        self._elsewhere: RecentNodes[bytes] = RecentNodes()  # lives of nodes that have no memory for this one
+        self._refused: RecentNodes[tuple[bytes, Deadline]] = RecentNodes()
         self._counts: Counter[str] = Counter()
         self._on_completed: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -118,7 +115,7 @@ class NearTransport:
             if refused.code != r.RefusalCode.TRANSPORT:
                 self._refuse(order.node, life.incarnation, str(refused))
             else:
-                _remember(self._elsewhere, order.node, life.incarnation)
+                self._elsewhere.remember(order.node, life.incarnation)
             return False
         except KVPoolError as error:
             self._refuse(order.node, life.incarnation, str(error))
@@ -189,11 +186,4 @@ class NearTransport:
         """The memory of this life of a node is not used for a while."""
         self._counts["refused"] += 1
         log.warning("the memory of peer %s is not used for %g s: %s", node, REFUSED_S, reason)
-        _remember(self._refused, node, (incarnation, Deadline(REFUSED_S, self._clock)))
-
-
-def _remember(known: "OrderedDict[str, Value]", node: str, value: Value) -> None:
-    known[node] = value
-    known.move_to_end(node)
-    if len(known) > NODES_MAX:
-        known.popitem(last=False)
+        self._refused.remember(node, (incarnation, Deadline(REFUSED_S, self._clock)))

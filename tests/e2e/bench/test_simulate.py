@@ -14,7 +14,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.cli.simulation.options import parse_blocks
-from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.pool import POLICIES
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.simulations import random_prompts

@@ -28,7 +28,7 @@ CHUNK = SMALL.chunk_tokens
 CHURN_S = 1.0
 ATTEMPTS_MAX = 3
 P99_RATIO_MAX = 3.0
-# For a reader that does not read, at most `queue_messages` of 64 KiB wait, beside the kernel's buffers.
+# For a reader that does not read, at most events.queue_messages of 64 KiB wait, beside the kernel's buffers.
 SLOW_BYTES_MAX = 24 << 20
 
 

@@ -184,12 +184,11 @@ def unpack_none() -> bytes:
 
 def test_invalid_columns_end_the_connection(daemon: Daemon) -> None:
     requests = (
-        *(em.AskEvents(b"x", 0, 0.0), em.AskEvents(bytes(17), 0, 0.0)),
-        *(
-            em.AskChunkHistory(b""),
-            em.AskChunkHistory(bytes(33)),
-            em.AskChunkHistory(bytes(32 * (em.HISTORY_KEYS_MAX + 1))),
-        ),
+        em.AskEvents(b"x", 0, 0.0),
+        em.AskEvents(bytes(17), 0, 0.0),
+        em.AskChunkHistory(b""),
+        em.AskChunkHistory(bytes(33)),
+        em.AskChunkHistory(bytes(32 * (em.HISTORY_KEYS_MAX + 1))),
     )
     for request in requests:
         with daemon.admin() as admin, pytest.raises((Refused, ProtocolError), match="expected"):

@@ -32,11 +32,11 @@ PREFETCH = {
 }
 
 
-def _verbs(pool: kv.Pool, hit: kv.Hit, seed: int) -> Iterator[tuple[str, Callable[[], object]]]:
+def _verbs(pool: kv.Pool, hit: kv.Hit) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every call that asks the daemon, by name; the tests check the answers."""
     keys = hit.keys
-    many = pool.keys(tokens_of(seed, MANY_CHUNKS * SMALL.chunk_tokens))
-    new = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
+    many = pool.keys(tokens_of(9, MANY_CHUNKS * SMALL.chunk_tokens))
+    new = pool.keys(tokens_of(9, CHAIN * SMALL.chunk_tokens))
     everything = [kv.TokenRange(0, None, 80)]
     yield "acquire", lambda: chunks_leased(pool, hit)
     yield (
@@ -95,7 +95,7 @@ def test_a_hung_daemon_delays_no_thread_beyond_its_own_deadline(daemon: Daemon, 
             pool.save(pool.keys(tokens_of(70 + seed, 64)), from_=np.zeros((2, SMALL.chunk_bytes), np.uint8))
             for seed in range(2)
         ]
-        verbs = list(itertools.islice(itertools.cycle(_verbs(pool, hit, 9)), threads))
+        verbs = list(itertools.islice(itertools.cycle(_verbs(pool, hit)), threads))
         daemon.signal(signal.SIGSTOP)
         taken = _in_threads(verbs)
         print(taken[:4])
@@ -129,7 +129,7 @@ def test_a_peer_that_never_answers_delays_no_thread_beyond_its_own_deadline(
                 store(good, keys)
             hit = pool.lookup(keys)
             assert hit.chunks == CHAIN
-            verbs = list(_verbs(pool, hit, 9))
+            verbs = list(_verbs(pool, hit))
             for name, call in verbs if threads == 1 else ():
                 wait_until(lambda: pool.connected, "the client is back")
                 assert _timed(call) < LATEST_S, name

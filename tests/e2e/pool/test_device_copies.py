@@ -177,7 +177,7 @@ def test_after_a_cancel_no_byte_is_written(shared: Shared) -> None:
 
 
 def test_two_devices_are_two(device: kvpool_native.Device, shared: Shared) -> None:
-    emulated.require_devices(2)
+    emulated.require_two_devices()
     with shared.connect(LAYOUT) as pool:
         keys = prompt(pool, 11, CHUNKS, tail=0)
         store(pool, keys)

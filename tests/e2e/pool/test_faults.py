@@ -17,7 +17,7 @@ import kvpool_native
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
-from kvpool_client.connection.session import Session
+from kvpool_client.connection.reserved_saves import ReservedSaves
 from tests.e2e.pool.conftest import TIMEOUT_S, Shared
 from tests.rigs.daemon import SMALL, Daemon, spawn, wait_connected, wait_until
 from tests.rigs.layouts import CHUNK, DIVIDED, FULL, HYBRID, STATE, WINDOW, Case, over, over_in_alternate_modes
@@ -118,7 +118,9 @@ def test_an_expired_lease_shortens_the_load(start_daemon: Start) -> None:
 def test_an_expired_reservation_is_declined_and_its_slots_wait_for_its_writer(
     case: Case, start_daemon: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "expired_saves", lambda _session: [])  # a client that gets no processor for a while
+    monkeypatch.setattr(
+        ReservedSaves, "expired_saves", lambda _saves: []
+    )  # a client that gets no processor for a while
     daemon = start_daemon(server__reservation_ttl="200ms")
     with Ranks(case, daemon.connect) as ranks:
         keys = ranks.prompt(1)
@@ -135,7 +137,7 @@ def test_an_expired_reservation_is_declined_and_its_slots_wait_for_its_writer(
 
 
 def test_slots_of_a_late_writer_are_nobodys(start_daemon: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "expired_saves", lambda _session: [])
+    monkeypatch.setattr(ReservedSaves, "expired_saves", lambda _saves: [])
     daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="200ms")
     with daemon.connect() as pool, daemon.connect() as other:
         save, keys = begin(pool, prompt(pool, 1, DRAM_CHUNKS)), prompt(other, 2, 3)

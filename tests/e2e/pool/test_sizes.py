@@ -17,7 +17,7 @@ from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, wait_until
 from tests.rigs.layouts import CHUNK, DIVIDED, HEADS, LATENT, Case, over, shares_of
 from tests.rigs.prompts import CHUNKS, Ranks, assert_served, prompt, store
-from tests.rigs.shares.rank_memory import FORMS, RankEngine
+from tests.rigs.rank_memory import FORMS, RankEngine
 
 SIZES = (1, 2, 4, 8, 0)
 

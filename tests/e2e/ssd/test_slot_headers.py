@@ -10,7 +10,7 @@ import kvpool_client as kv
 import kvpool_native
 from tests.rigs.daemon import Daemon, Start
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
-from tests.rigs.shares.rank_memory import RankMemory, expected_part
+from tests.rigs.rank_memory import RankMemory, expected_part
 
 PAGE = kvpool_native.SSD_HEADER_BYTES
 # 600 extents: a header of two pages.

@@ -13,6 +13,9 @@ import numpy as np
 
 from tests.engines.sglang.standin import BATCH_PAGES, ExtraInfo
 
+# Pages of the KV, and tokens of each.
+PAGES, PAGE_SIZE = 16, 4
+
 
 class OpaquePool:
     """Pages as a few parts of uint8, each part at a stride of its own, filled by their key."""
@@ -69,8 +72,8 @@ class MambaPool(OpaquePool):
 class IndexerPool(OpaquePool):
     """DSAIndexerPoolHost: a packed part for each page of the KV, whose indices it shares."""
 
-    def __init__(self, pages: int = 16, page_size: int = 4) -> None:
-        super().__init__([page_size * 132], pages=pages, page_size=page_size)
+    def __init__(self) -> None:
+        super().__init__([PAGE_SIZE * 132], pages=PAGES, page_size=PAGE_SIZE)
 
 
 class LogicalPool:
@@ -81,9 +84,9 @@ class LogicalPool:
     kv_buffer = None
     layer_num = 0
 
-    def __init__(self, pages: int = 16, page_size: int = 4) -> None:
-        self.page_size = page_size
-        self.size = pages * page_size
+    def __init__(self) -> None:
+        self.page_size = PAGE_SIZE
+        self.size = PAGES * PAGE_SIZE
 
     def get_page_buffer_meta(self, indices: Any) -> None:
         return None

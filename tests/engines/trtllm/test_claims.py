@@ -16,6 +16,7 @@ from kvpool_client.trtllm.claims.claims import Claims
 from kvpool_client.trtllm.geometry import Geometry, GroupGeometry
 from kvpool_client.trtllm.scheduler_half import SchedulerHalf
 from kvpool_client.trtllm.shared import Board
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import LOOK_S, wait_until
 
 BLOCK, CHUNKS, SLOTS = 4, 8, 40
@@ -23,19 +24,6 @@ GROUP = GroupGeometry(2, 2, 4096, BLOCK, "f", is_replicated=False)
 MS = 1_000_000
 Waiting = Callable[[float], bool]
 Start = Callable[..., tuple[SchedulerHalf, Any]]
-
-
-class Clock:
-    """A clock that goes on when a test has it."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def now_ns(self) -> int:
-        return self.ns
-
-    def pass_seconds(self, seconds: float) -> None:
-        self.ns += round(seconds * 1e9)
 
 
 class StandInPool:
@@ -84,7 +72,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     halves = []
 
     def make(
-        clock: Clock, waiting: Waiting, *, is_serving: bool = True, is_busy: bool = True
+        clock: HandClock, waiting: Waiting, *, is_serving: bool = True, is_busy: bool = True
     ) -> tuple[SchedulerHalf, Any]:
         pools: list[StandInPool] = []
 
@@ -135,10 +123,10 @@ def _has_given_back(half: SchedulerHalf, pool: Any, slots: int) -> bool:
 
 
 def test_all_lookups_of_an_iteration_wait_for_one_deadline(start: Start) -> None:
-    clock = Clock()
+    clock = HandClock(0)
 
     def never_ends(timeout_s: float) -> bool:
-        clock.pass_seconds(timeout_s)
+        clock.advance(timeout_s)
         return False
 
     half, pool = start(clock, never_ends)
@@ -152,10 +140,10 @@ def test_all_lookups_of_an_iteration_wait_for_one_deadline(start: Start) -> None
 
 
 def test_lookups_that_keep_no_request_wait_for_one_deadline_of_a_round_trip(start: Start) -> None:
-    clock = Clock()
+    clock = HandClock(0)
 
     def never_ends(timeout_s: float) -> bool:
-        clock.pass_seconds(timeout_s)
+        clock.advance(timeout_s)
         return False
 
     half, _ = start(clock, never_ends, is_busy=False)
@@ -171,12 +159,12 @@ def test_lookups_that_keep_no_request_wait_for_one_deadline_of_a_round_trip(star
 
 
 def test_what_arrives_when_nobody_waits_is_given_back_and_may_be_asked_for_again(start: Start) -> None:
-    clock, is_stuck, is_released = Clock(), threading.Event(), threading.Event()
+    clock, is_stuck, is_released = HandClock(0), threading.Event(), threading.Event()
 
     def waiting(_: float) -> bool:
         is_stuck.set()
         while not is_released.wait(LOOK_S):
-            clock.pass_seconds(0.001)
+            clock.advance(0.001)
         return True
 
     half, pool = start(clock, waiting)
@@ -193,10 +181,10 @@ def test_what_arrives_when_nobody_waits_is_given_back_and_may_be_asked_for_again
 
 def test_what_is_verified_at_the_deadline_is_claimed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stager, "PIECE_BYTES", 2 * GROUP.chunk_bytes)
-    clock = Clock()
+    clock = HandClock(0)
 
     def two_ms(timeout_s: float) -> bool:
-        clock.pass_seconds(min(timeout_s, 0.002))
+        clock.advance(min(timeout_s, 0.002))
         return timeout_s >= 0.002
 
     half, pool = start(clock, two_ms)
@@ -211,14 +199,14 @@ def test_a_prompt_that_is_staged_in_time_is_claimed_whole_and_not_late(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stager, "PIECE_BYTES", 3 * GROUP.chunk_bytes)
-    half, pool = start(Clock(), lambda _: True)
+    half, pool = start(HandClock(0), lambda _: True)
     assert _asked(half, 1) == CHUNKS * BLOCK
     assert pool.leased == [3, 6, 8]
     assert [half.stats()[name] for name in ("late_requests", "unstaged_requests")] == [0, 0]
 
 
 def test_a_prompt_for_which_slots_are_missing_is_counted(start: Start) -> None:
-    half, _ = start(Clock(), lambda _: True)
+    half, _ = start(HandClock(0), lambda _: True)
     assert [_asked(half, number) for number in range(6)] == [CHUNKS * BLOCK] * 5 + [0]
     assert [half.stats()[name] for name in ("late_requests", "unstaged_requests")] == [0, 1]
 
@@ -227,21 +215,21 @@ def test_requests_that_are_forgotten_are_counted_and_keep_no_slot(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_half, "REQUESTS_MAX", 2)
-    half, pool = start(Clock(), lambda _: True, is_busy=False)
+    half, pool = start(HandClock(0), lambda _: True, is_busy=False)
     assert [_asked(half, number) for number in range(3)] == [CHUNKS * BLOCK] * 3
     assert half.stats()["forgotten_requests"] == 1
     wait_until(lambda: _has_given_back(half, pool, SLOTS - 2 * CHUNKS), "the first one's slots are free")
 
 
 def test_a_load_that_ends_early_is_no_late_one(start: Start) -> None:
-    half, pool = start(Clock(), lambda _: False)
+    half, pool = start(HandClock(0), lambda _: False)
     assert _asked(half, 1) == 0
     assert half.stats()["late_requests"] == 0
     assert _has_given_back(half, pool, SLOTS)
 
 
 def test_the_staging_has_its_memory_before_anything_is_claimed(start: Start) -> None:
-    half, pool = start(Clock(), lambda _: True)
+    half, pool = start(HandClock(0), lambda _: True)
     assert half._claims is not None
     memory = half._claims.memory
     assert os.stat(memory.path).st_blocks * 512 == memory.view.size == SLOTS * GROUP.chunk_bytes
@@ -255,7 +243,7 @@ def test_the_executor_does_not_wait_for_the_stagings_memory(start: Start, monkey
         is_touched.wait()
 
     monkeypatch.setattr(Claims, "_touch", touch)
-    half, pool = start(Clock(), lambda _: True, is_serving=False)
+    half, pool = start(HandClock(0), lambda _: True, is_serving=False)
     assert _step(half).staging == "", "no rank maps it yet"
     is_touched.set()
     wait_until(lambda: _step(half).staging != "", "the staging has its memory")
@@ -268,7 +256,7 @@ def test_without_memory_for_the_staging_nothing_is_claimed(start: Start, monkeyp
         raise OSError("cannot pre-fault shared memory")
 
     monkeypatch.setattr(Claims, "_touch", touch)
-    half, pool = start(Clock(), lambda _: True, is_serving=False)
+    half, pool = start(HandClock(0), lambda _: True, is_serving=False)
 
     def has_failed() -> bool:
         _step(half)

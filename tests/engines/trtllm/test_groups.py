@@ -17,7 +17,6 @@ from tests.engines.trtllm.standin import Executor  # noqa: E402
 pytestmark = pytest.mark.torch
 
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
-MIXED = (None, 8)
 FULL, WINDOW = 0, 1
 Start = Callable[..., Executor]
 

@@ -82,8 +82,8 @@ def test_a_replayed_request_never_saves_from_blocks_that_others_have_taken(
     assert shared_daemon.problems() == []
 
 
-def _region(size: int, buffers: tuple[Buffer, ...], slots: int = 3) -> Region:
-    return Region(torch.zeros(slots, size, dtype=torch.uint8), buffers)
+def _region(size: int, buffers: tuple[Buffer, ...]) -> Region:
+    return Region(torch.zeros(3, size, dtype=torch.uint8), buffers)
 
 
 def _layout(*regions: Region) -> PageLayout:

@@ -23,6 +23,7 @@ from tests.hostile.rigs.daemon_watch import (
     fds_at_rest,
     pid_of,
     private_bytes,
+    spent_s,
 )
 from tests.hostile.rigs.raw_clients import (
     HELLO,
@@ -154,13 +155,6 @@ def test_one_connection_too_many_is_refused_by_name(start_daemon: Callable[..., 
     assert daemon.stats()["refused_connections"] >= 20
 
 
-def _spent_s(daemon: Daemon) -> float:
-    """CPU seconds of 0.3 s."""
-    begun_s = cpu_seconds(daemon)
-    select.select([], [], [], 0.3)
-    return cpu_seconds(daemon) - begun_s
-
-
 def _refusal(daemon: Daemon) -> str:
     """The refusal that a full daemon sends at once; empty if it accepts the client."""
     with raw_socket(daemon) as raw:
@@ -192,7 +186,7 @@ def test_without_descriptors_no_connection_is_accepted_and_the_others_are_served
         for raw in raws:
             raw.sendall(HELLO)
         wait_until(lambda: "accepting pauses" in daemon.log(), "the daemon says that it cannot accept")
-        wait_until(lambda: _spent_s(daemon) < 0.1, "it waits without spinning")
+        wait_until(lambda: spent_s(daemon) < 0.1, "it waits without spinning")
         for _ in range(20):
             assert read_back(good, keys_of(0, 4)) == [True] * 4
         assert admin.stats()["server"]["connections"] == 2 + 18

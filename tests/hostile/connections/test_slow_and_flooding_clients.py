@@ -20,9 +20,9 @@ from kvpool.states import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
     assert_nothing_is_left,
-    cpu_seconds,
     fds_at_rest,
     private_bytes,
+    spent_s,
 )
 from tests.hostile.rigs.raw_clients import (
     answers_until_eof,
@@ -76,19 +76,12 @@ def test_a_client_that_reads_no_answers_is_served_no_further(daemon: Daemon, rol
             print(f"{sent} bytes were taken, the daemon grew by {grown}")
             assert grown < GROWTH_BYTES_MAX
             assert read_back(good, keys_of(0, 40)) == [True] * 40
-            wait_until(lambda: _spent_s(daemon) < 0.1, "it waits without spinning, once what was sent is served")
+            wait_until(lambda: spent_s(daemon) < 0.1, "it waits without spinning, once what was sent is served")
             # A client that reads again is served again, in order.
             received = [next_answer(raw) for _ in range(50)]
             assert {sequence for _, sequence, _ in received} == {5}
     assert_nothing_is_left(daemon, fds=fds)
     assert_never_internal(daemon)
-
-
-def _spent_s(daemon: Daemon) -> float:
-    """CPU seconds of 0.3 s."""
-    begun_s = cpu_seconds(daemon)
-    select.select([], [], [], 0.3)
-    return cpu_seconds(daemon) - begun_s
 
 
 def test_a_client_that_reads_no_answers_does_not_delay_the_stop(start_daemon: Callable[..., Daemon]) -> None:

@@ -4,6 +4,7 @@ Not a profiler: it looks from outside and never asks the daemon to do anything t
 """
 
 import os
+import select
 from pathlib import Path
 
 from tests.rigs.daemon import Daemon, wait_until
@@ -42,6 +43,13 @@ def cpu_seconds(daemon: Daemon) -> float:
     """CPU time it has used."""
     fields = Path(f"/proc/{pid_of(daemon)}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def spent_s(daemon: Daemon) -> float:
+    """CPU seconds of 0.3 s."""
+    begun_s = cpu_seconds(daemon)
+    select.select([], [], [], 0.3)
+    return cpu_seconds(daemon) - begun_s
 
 
 def assert_nothing_is_left(daemon: Daemon, *, fds: int) -> None:

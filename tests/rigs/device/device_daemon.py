@@ -7,7 +7,6 @@ from types import TracebackType
 
 import numpy as np
 
-import kvpool_client as kv
 import kvpool_native
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import device as dm
@@ -80,9 +79,8 @@ class ForkedDeviceDaemon(DeviceDaemon):
 class DeviceEngine:
     """An engine's connection that has opened the device: leases chains, finds their copies, and reads them from the device."""
 
-    def __init__(self, daemon: DeviceDaemon, layout: kv.Layout = SMALL, model: str = "test-model") -> None:
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
-        self.layout = layout
+    def __init__(self, daemon: DeviceDaemon) -> None:
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, "test-model", SMALL.to_wire())
         self.connection = BlockingConnection(daemon.socket, hello, TIMEOUT_S)
         self.arena, fd = self.connection.call_for_descriptor(mm.OpenMemory(daemon.uuid), mm.Memory)
         self._device = kvpool_native.Device(driver_path(), 0)
@@ -112,7 +110,7 @@ class DeviceEngine:
 
     def read(self, offset: int) -> bytes:
         """The bytes of a copy, over the device's own copy engine."""
-        target = np.zeros(self.layout.chunk_bytes, np.uint8)
+        target = np.zeros(SMALL.chunk_bytes, np.uint8)
         address, size = np.array([target.ctypes.data], "<u8"), np.array([target.nbytes], "<u8")
         source = np.array([self.memory.address + offset], "<u8")
         self._stream.copy(address.tobytes(), source.tobytes(), size.tobytes())
@@ -125,7 +123,7 @@ class DeviceEngine:
         rows = self.copies_of(leased) if leased.lease else []
         count = next((at for at, row in enumerate(rows) if not row[2]), len(rows))
         for key, (offset, _, _) in zip(keys, rows[:count], strict=False):
-            assert self.read(offset) == chunk_bytes_of(key, self.layout.chunk_bytes).tobytes(), "a copy has wrong bytes"
+            assert self.read(offset) == chunk_bytes_of(key, SMALL.chunk_bytes).tobytes(), "a copy has wrong bytes"
         if leased.lease:
             self.release(leased)
         return count

@@ -132,10 +132,10 @@ def count_devices() -> int:
     return found.value
 
 
-def require_devices(count: int) -> None:
+def require_two_devices() -> None:
     """Skips the test where there are fewer."""
-    if (found := count_devices()) < count:
-        pytest.skip(f"there are {found} devices here, expected {count}")
+    if (found := count_devices()) < 2:
+        pytest.skip(f"there are {found} devices here, expected 2")
 
 
 def _is_for_all(text: str) -> bool:
@@ -214,7 +214,7 @@ class EmulatedArray:
             # Of memory that is not registered the call returns before the last bytes are there.
             _check("cuStreamSynchronize", _library().cuStreamSynchronize(ctypes.c_void_p(LEGACY_STREAM)))
 
-    def read(self) -> "npt.NDArray[np.generic]":
+    def read(self) -> npt.NDArray[np.generic]:
         """Copies it from the device, behind the default stream."""
         target = np.empty(self.shape, self._dtype)
         pointer = ctypes.c_void_p(target.ctypes.data)
@@ -231,8 +231,8 @@ class EmulatedArray:
 class EmulatedStream:
     """An engine's own stream: what it writes there arrives later, and not before what it was given first."""
 
-    def __init__(self, *, ordinal: int = 0) -> None:
-        self._context = _context_of(ordinal)
+    def __init__(self) -> None:
+        self._context = _context_of(0)
         self._sources: list[npt.NDArray[np.generic]] = []  # of copies that may not be done
         handle = ctypes.c_void_p()
         with self._context:

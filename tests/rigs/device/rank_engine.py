@@ -5,7 +5,7 @@ from typing import Any
 
 import kvpool_client as kv
 from tests.rigs.device.engine import EngineArray
-from tests.rigs.shares.rank_memory import RankEngine, RankMemory, StateMemory
+from tests.rigs.rank_memory import RankEngine, RankMemory, StateMemory
 
 
 class Seen:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import kvpool_native
 from kvpool.config.config import load_config
+from kvpool.events import Event, EventKind
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.journal import Journal
 from kvpool.journal.snapshot_page import SNAPSHOT_END
@@ -17,6 +18,7 @@ from kvpool.keys import pack_scope
 from kvpool.layout import Layout
 from kvpool.states import Level, SaveState
 from kvpool.tiers.slots import Slots, SlotSizes
+from tests.rigs.clock import HandClock
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
@@ -26,16 +28,6 @@ LAYERS = LAYOUT.layers
 HBM, DRAM, SSD = 1 << Level.HBM, 1 << Level.DRAM, 1 << Level.SSD
 DEVICE_BYTES, DEVICE_CHUNKS = 2 << 20, 7
 SCOPES = (("", b""), ("", b"salt"), ("adapter", b"another"))
-
-
-class Ticks:
-    """A clock that counts seconds on command."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000
-
-    def now_ns(self) -> int:
-        return self.seconds * 10**9
 
 
 class RigHeaders:
@@ -92,7 +84,7 @@ class Rig:
         assert below is not None
         self.below = below
         self.device = self._copies_in(device) if device is not None else None
-        self.clock = Ticks()
+        self.clock = HandClock(1000 * 10**9)
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
         if self.device is not None:
@@ -135,7 +127,7 @@ class Rig:
         self.files.finish_restore()
 
     def tick(self) -> int:
-        self.clock.seconds += 1
+        self.clock.advance(1)
         return self.clock.now_ns()
 
     def store(self, names: list[int]) -> bytes:
@@ -319,3 +311,11 @@ def tokens_of(name: int) -> bytes:
 
 def sums(chunks: int) -> bytes:
     return bytes(4 * LAYERS * chunks)
+
+
+def changes(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
+    """Kind, chunks, tiers before and after of each event but the first."""
+    found: list[Event] = []
+    while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
+        found += news.events
+    return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]

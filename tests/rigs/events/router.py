@@ -178,12 +178,12 @@ class Router:
         self._take(topic, number, payload)
         return True
 
-    def receive_until(self, condition: Any, what: str, timeout_s: float = 180.0) -> None:
+    def receive_until(self, condition: Any, what: str) -> None:
         """Take messages until the condition holds."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 180.0
         while not condition():
             self.receive(0.05)
-            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+            assert time.monotonic() < deadline, f"not within 180 s: {what}"
 
     def catch_up(self, topic: str, timeout_s: float = 180.0, only: bool = False) -> int:
         """Ask for everything from the next number on; how many messages came."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from kvpool.clock import NS_PER_S, MonotonicClock
+from kvpool.clock import MonotonicClock
 from kvpool.config.addresses import parse_zmq
 from kvpool.config.config import Config, load_config
 from kvpool.config.peer_options import PeerConfig
@@ -27,25 +27,12 @@ from kvpool.server.peers.offers import Offers
 from kvpool.states import Level
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.peer.tier import PeerTier
+from tests.rigs.clock import LaterClock
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool, medium_of
 
 DOMAIN = domain_tag(b"fleet")
 PAIRS = 20_000
-
-
-class LaterClock(MonotonicClock):
-    """The time of day, or later on command."""
-
-    def __init__(self) -> None:
-        self._later_ns = 0
-
-    def now_ns(self) -> int:
-        return super().now_ns() + self._later_ns
-
-    def pass_s(self, seconds: float) -> None:
-        """So much time is over."""
-        self._later_ns += int(seconds * NS_PER_S)
 
 
 def peer_config(**options: Any) -> PeerConfig:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kvpool_native
+from kvpool.ids import TICKET_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.peers.control import records as r
@@ -78,7 +79,7 @@ class Liar:
         self._last = pull
         self.offers += 1
         chunks = len(KeyColumn(pull.keys)) - pull.first
-        ticket = self.offers.to_bytes(r.TICKET_BYTES, "little")
+        ticket = self.offers.to_bytes(TICKET_BYTES, "little")
         answer(self.twist(r.Offer(pull.pull, chunks, ticket, 2, f"tcp://{self.address}:{STREAM_PORT}", b"")))
 
     def release(self, puller: Puller, pull: int) -> None:

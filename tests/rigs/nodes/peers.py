@@ -13,6 +13,7 @@ import zmq
 from kvpool.clock import MonotonicClock
 from kvpool.config.addresses import parse_zmq
 from kvpool.config.curve_keys import KeyPair, make_key_pair
+from kvpool.ids import TICKET_BYTES
 from kvpool.keys import DEFAULT_DOMAIN, domain_tag
 from kvpool.layout import Layout
 from kvpool.peers.back_off import BackOffSettings
@@ -29,7 +30,7 @@ from kvpool.peers.members.member import Member
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=8, chunk_tokens=16)
 LINK = LinkSettings(connect_s=5.0, ping_s=10.0, back_off=BackOffSettings(first_s=0.02, most_s=0.1))
-TICKET = bytes(range(r.TICKET_BYTES))
+TICKET = bytes(range(TICKET_BYTES))
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:

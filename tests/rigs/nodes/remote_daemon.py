@@ -21,9 +21,9 @@ NODE = NodeName("other")
 class RemoteDaemon(Daemon):
     """`remote`: what it knows of other nodes, written by the test."""
 
-    def __init__(self, directory: Path, pairs: int = 1000, **options: str) -> None:
+    def __init__(self, directory: Path, **options: str) -> None:
         super().__init__(directory, **options)
-        self.remote = RemoteChunks(pairs, bytes(16))
+        self.remote = RemoteChunks(1000, bytes(16))
         self.remote.join(NODE)
 
     def __enter__(self) -> "RemoteDaemon":

@@ -1,6 +1,6 @@
 """A shared store in files, behind the daemon's real store process and memory, with a library that follows a script.
 
-`maker` makes a store tier over it. Several pools may share one directory.
+`planner` plans a store tier over it. Several pools may share one directory.
 """
 
 import json

@@ -18,7 +18,6 @@ EXTENTS = 2
 # The last one fits no segment, but a run of two.
 CHUNK_BYTES = (256 << 10, 640 << 10, 2304 << 10)
 WORD_BYTES = 8
-KEY_BYTES = 32
 
 
 def key_of(*named: int) -> bytes:

@@ -23,7 +23,7 @@ from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
-CHUNK, EXTENT = LAYOUT.chunk_bytes, LAYOUT.chunk_bytes // LAYOUT.extents
+CHUNK = LAYOUT.chunk_bytes
 MOVED_S = 180.0
 T = TypeVar("T")
 

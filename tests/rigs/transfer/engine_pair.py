@@ -31,6 +31,7 @@ SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
 OFFER = 1
 PULL = 7
+CHUNKS = 5
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
@@ -98,13 +99,12 @@ class Pair:
     here: Side
     link: Link
     checks: bytes
-    chunks: int
 
     def order(self, *, timeout_s: float = LONG_S, stall_s: float = LONG_S, has_checks: bool = True) -> Order:
         """The order of all chunks of the owner."""
         slots = self.here.node.slots
         checks = self.checks if has_checks else b""
-        offer = r.Offer(PULL, self.chunks, bytes(32), 1, f"tcp://{HOST}:9", checks)
+        offer = r.Offer(PULL, CHUNKS, bytes(32), 1, f"tcp://{HOST}:9", checks)
         return Order(
             node="owner",
             link=cast(PeerLink, self.link),
@@ -130,7 +130,7 @@ class Pair:
 
         def has_all() -> bool:
             found.extend(self.here.transport.completed())
-            return len(found) >= self.chunks
+            return len(found) >= CHUNKS
 
         await until(has_all, "every chunk has ended")
         return sorted(found, key=lambda one: one.chunk)
@@ -153,8 +153,8 @@ def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
     )
 
 
-def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate: int) -> Side:
-    node, clock = Node(chunks, is_owner=is_owner), MonotonicClock()
+def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0) -> Side:
+    node, clock = Node(CHUNKS, is_owner=is_owner), MonotonicClock()
     server = node.serve()
 
     def checks_of(offered: OfferedChunks) -> bytes:
@@ -172,31 +172,27 @@ def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate:
     return Side(node, engine, parts, transport, directory)
 
 
-def _pair(owner: Side, here: Side, chunks: int) -> Pair:
+def _pair(owner: Side, here: Side) -> Pair:
     slots = owner.node.slots
     server = owner.node.serve()
     checks = server.checks(
         owner.node.store.view, slots.offsets, slots.slots, slots.generations, extents=EXTENTS, extent_bytes=EXTENT_BYTES
     )
-    return Pair(owner, here, Link(owner.parts), checks, chunks)
+    return Pair(owner, here, Link(owner.parts), checks)
 
 
 @asynccontextmanager
-async def engine_pair(
-    directory: Path, *, chunks: int = 5, is_real: bool = False, buffer_bytes: int = 128 << 10, rate: int = 0
-) -> AsyncIterator[Pair]:
+async def engine_pair(directory: Path, *, is_real: bool = False, buffer_bytes: int = 128 << 10) -> AsyncIterator[Pair]:
     """A pair whose engines serve. `is_real`: with the library."""
     owner, here = (
         _side(
             directory / name,
             _engine(directory / name, is_real=is_real, buffer_bytes=buffer_bytes),
-            chunks,
             is_owner=name == "owner",
-            rate=rate,
         )
         for name in ("owner", "here")
     )
-    pair = _pair(owner, here, chunks)
+    pair = _pair(owner, here)
     try:
         for side in (owner, here):
             side.transport.start(lambda: None)
@@ -215,17 +211,17 @@ async def engine_pair(
 
 
 @asynccontextmanager
-async def on_engines_of(serving: Pair, *, chunks: int = 5, rate: int = 0) -> AsyncIterator[Pair]:
+async def on_engines_of(serving: Pair, *, rate: int = 0) -> AsyncIterator[Pair]:
     """A pair with nodes, parts and transports of its own on the engines of one that goes on to serve."""
     for former in (serving.owner, serving.here):
         assert former.engine.is_serving, "a test has ended the process of engines that others share"
         former.engine.counts.clear()
     owner, here = (
-        _side(former.directory, former.engine, chunks, is_owner=former is serving.owner, rate=rate)
+        _side(former.directory, former.engine, is_owner=former is serving.owner, rate=rate)
         for former in (serving.owner, serving.here)
     )
     try:
-        yield _pair(owner, here, chunks)
+        yield _pair(owner, here)
     finally:
         for side in (here, owner):
             side.follow(Script())

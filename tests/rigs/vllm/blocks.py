@@ -1,4 +1,4 @@
-"""The blocks of the scripted engine (see `vllm_engine`), as vLLM's block pool: free, in the prefix cache, or held by others.
+"""The blocks of the scripted engine (see `engine.py`), as vLLM's block pool: free, in the prefix cache, or held by others.
 
 A block that the connector holds is not reused before it is released, and is overwritten then: a later reader
 reads bytes that belong to no token.

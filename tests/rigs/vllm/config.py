@@ -1,4 +1,4 @@
-"""vLLM's configuration as the scripted engine (see `vllm_engine`) is given it, as far as the connector reads it."""
+"""vLLM's configuration as the scripted engine (see `engine.py`) is given it, as far as the connector reads it."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,42 +1,50 @@
 """A scripted engine that calls a connector in vLLM's order, and knows what every byte of its KV must be.
 
-KV of a token derives from layer, shard and all tokens up to it. The forward pass reads every earlier token's KV, layer by
-layer; where it finds wrong bytes it writes wrong ones from there on, on every rank, as a model would. `wrong_reads` counts
-wrong bytes that no load error of the same step explains: it must stay 0. Plans and reports cross as bytes, as they do
-between processes.
+KV of a token derives from layer, head and all tokens up to it. The forward pass reads every earlier token's KV that it attends
+to, layer by layer; where it finds wrong bytes it writes wrong ones from there on, on every rank, as a model would.
+`wrong_reads` counts wrong bytes that no load error of the same step explains: it must stay 0. Plans and reports cross as bytes,
+as they do between processes.
+
+A model whose layers are in several KV cache groups, or that have a window, has a block table for each group, out of one pool of
+blocks. In place of blocks that a window has left the table has the null block, and they are overwritten at once. Only a plain
+model has a prefix cache in the engine.
+
+A group of recurrent states has a block at the end of its table alone. Steps of a prompt end at ends of blocks, and the next one
+writes the state into another block; vLLM names the blocks of the states that it keeps itself (`boundary_state_offloads`), those
+at the last ends of prompts.
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-
-import torch
-
 from tests.rigs.daemon import wait_until
-from tests.rigs.vllm import token_kv
 from tests.rigs.vllm.blocks import ScriptedBlocks
-from tests.rigs.vllm.config import caches_of, config_of, stage_spans
+from tests.rigs.vllm.config import config_of
+from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.fake_vllm import AllBlocksCleared, KVConnectorRole
+from tests.rigs.vllm.memory import ScriptedMemory
+from tests.rigs.vllm.model import PLAIN, STATE, ScriptedModel
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, WIDTH, FullAttentionSpec
+from tests.rigs.vllm.specs import HEADS, WIDTH
+
+NULL = 0
 
 
-class Blocks:
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = ids
+class Tables:
+    """The block tables of a request, as vLLM passes them."""
+
+    def __init__(self, tables: Sequence[list[int]]) -> None:
+        self._tables = tables
 
     def get_block_ids(self) -> tuple[list[int], ...]:
-        return (list(self._ids),)
+        return tuple(list(table) for table in self._tables)
 
 
 class ScriptedEngine:
-    """One engine with `ranks` workers for each of its `stages`. `budget`: tokens of a step; `on_layer` is called before each
+    """One engine with `ranks` workers for each stage of its model. `budget`: tokens of a step; `on_layer` is called before each
     layer of a forward pass."""
 
     def __init__(
@@ -44,55 +52,94 @@ class ScriptedEngine:
         connector: Any,
         socket: str,
         *,
+        windows: Sequence[int] = PLAIN,
         ranks: int = 1,
         replicas: int = 1,
-        stages: Sequence[int] = (LAYERS,),
-        blocks: int = 64,
+        stages: Sequence[int] = (),
+        layers: Sequence[Sequence[int]] = (),
+        heads: int = 0,
+        blocks: int = 200,
         budget: int = 4096,
         worker_specs: Mapping[int, Any] | None = None,
         holds_blocks: bool = True,
+        shows_tables: bool = False,
         is_speculative: bool = False,
-        heads: int = 0,
+        is_local: bool = False,
+        is_odd: bool = False,
+        of_states: dict[str, Any] | None = None,
+        divided: DividedStates | None = None,
         **extra: Any,
     ) -> None:
-        """`heads`: of the whole model; 0: HEADS on each rank. `worker_specs`: what single workers are shown as the spec.
-        `holds_blocks`: the connector can hold blocks. `is_speculative`: loads are asked about before a forward pass ends."""
-        spans = [range(first, end) for first, end in stage_spans(stages)]
-        self.heads = heads // (ranks // replicas)  # of a rank
-        here = self.heads or HEADS
-        spec = FullAttentionSpec(num_kv_heads=here, page_size_bytes=BLOCK * here * WIDTH)
-        caches = caches_of(blocks, replicas, spec, layers=spans[0])
+        """`windows`, `layers`, `stages` and `is_local`: see ScriptedModel. `heads`: of the whole model; 0: HEADS on each rank.
+        `worker_specs`: what single workers are shown as the spec. `holds_blocks`: the connector can hold blocks.
+        `shows_tables`: the plan's step has the tables as they are, as in later releases of vLLM. `is_speculative`: loads are
+        asked about before a forward pass ends. `is_odd`: the last layer of a group has twice as many heads, which only workers
+        see in its spec. `of_states`: fields of the specs of states; `divided`: states of which each rank has its part."""
+        self.model = model = ScriptedModel(windows, layers, stages, is_local=is_local)
+        heads = heads or (0 if model.is_plain else HEADS)
+        alike = max(replicas, ranks // heads) if heads else replicas  # ranks with the same heads
+        here = heads // (ranks // alike) if heads else HEADS
+        heads_of = [here] * (model.group_layers - 1) + [here * (1 + is_odd)]
+        # Heads of a whole model have other numbers than those that each rank has of its own.
+        first_heads = [rank // alike * here + (1000 if heads else 0) for rank in range(ranks)]
+        self.memory = ScriptedMemory(model.numbers, heads_of, first_heads, blocks=blocks, divided=divided)
+        of_states = of_states or {}
+        if divided is not None:
+            of_states = {"page_size_bytes": here * BLOCK * WIDTH, **divided.spec(ranks)}
+
+        def config(worker: int = 0) -> Any:
+            made = config_of(socket, ranks, worker, stages=model.stages, **extra)
+            if heads:
+                made.model_config.get_total_num_kv_heads = lambda: heads
+                described = {"num_key_value_heads": heads, "linear": {"num_heads": 3}}
+                described |= divided.described() if divided is not None else {}
+                made.model_config.hf_text_config = SimpleNamespace(to_dict=lambda: described)
+            return made
+
+        def caches(stage: int = 0, *, shows_each: bool = False) -> Any:
+            return model.caches(
+                blocks, heads_of, replicas=replicas, stage=stage, of_states=of_states, shows_each=shows_each
+            )
+
+        self.scheduler = connector(config(), KVConnectorRole.SCHEDULER, caches())
+        self.workers = []
+        self.ranks = ranks
+        for worker in range(ranks * len(model.stages)):
+            stage, rank = divmod(worker, ranks)
+            shown = caches(stage, shows_each=is_odd)
+            if worker in (worker_specs or {}):
+                shown.kv_cache_groups[0].kv_cache_spec, shown.kv_cache_tensors = (worker_specs or {})[worker], []
+            self.workers.append(connector(config(worker), KVConnectorRole.WORKER, shown))
+            self.workers[-1].register_kv_caches(
+                {
+                    names[at]: self.memory.states(rank, at) if window == STATE else self.memory.kv[rank][at]
+                    for group, (names, window) in enumerate(zip(model.names, model.windows, strict=True))
+                    for at in model.layers_of(group, stage)
+                }
+            )
+        self.requests: list[Request] = []
+        self.blocks = ScriptedBlocks(blocks, self.memory.overwrite, self._blocks_in_use)
+        bound = self.blocks if holds_blocks else SimpleNamespace(evict_blocks=self.blocks.evict_blocks)
+        self.scheduler.bind_gpu_block_pool(bound)
+        own_layers = {divmod(at, ranks): worker.get_handshake_metadata() for at, worker in enumerate(self.workers)}
+        if any(each is not None for each in own_layers.values()):
+            self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(own_layers)))
         self.budget = budget
+        self.shows_tables = shows_tables or model.has_states
+        self.is_speculative = is_speculative
         self.on_layer: Callable[[int], None] = lambda _layer: None
         self.on_asked: Callable[[], None] = lambda: None
         self.on_allocated: Callable[[], None] = lambda: None
-        self.scheduler = connector(config_of(socket, ranks, stages=stages, **extra), KVConnectorRole.SCHEDULER, caches)
-        self.workers = []
-        self.kv: list[dict[int, torch.Tensor]] = []
-        self.shards = [rank % ranks // replicas for rank in range(ranks * len(stages))]
-        for rank in range(ranks * len(stages)):
-            layers = spans[rank // ranks]
-            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank, spec), layers=layers)
-            config = config_of(socket, ranks, rank, stages=stages, **extra)
-            worker = connector(config, KVConnectorRole.WORKER, shown)
-            kv = {layer: torch.full((blocks, here, BLOCK, WIDTH), 255, dtype=torch.uint8) for layer in layers}
-            worker.register_kv_caches({NAMES[layer]: tensor for layer, tensor in kv.items()})
-            self.workers.append(worker)
-            self.kv.append(kv)
-        self.requests: list[Request] = []
-        self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
-        self.is_speculative = is_speculative
         self.wrong_reads = 0
         self.recomputed = 0
         self.steps = 0
+        self.blocks_most = 0
         self.running_max = 1 << 16
         self.events: list[Any] = []
         if extra.get("kvpool__events"):
             self.blocks.on_reset = lambda: self.events.append(AllBlocksCleared())
-        bound = self.blocks if holds_blocks else SimpleNamespace(evict_blocks=self.blocks.evict_blocks)
-        self.scheduler.bind_gpu_block_pool(bound)
         self._arrived: set[str] = set()
-        self._received: dict[str, int] = {}
+        self._received: Counter[str] = Counter()
         self._failed: set[str] = set()
 
     def close(self) -> None:
@@ -111,7 +158,7 @@ class ScriptedEngine:
 
     def ranks_with_load(self, request: Request) -> int:
         """How many ranks have reported that the request's load has ended, while not all have."""
-        return self._received.get(request.request_id, 0)
+        return self._received[request.request_id]
 
     def new_weights(self) -> bool:
         """vLLM's `reset_prefix_cache(reset_connector=True)`: its own blocks first, if nobody holds any, then the connector."""
@@ -163,7 +210,7 @@ class ScriptedEngine:
         self.idle()
 
     def abort(self, request: Request) -> None:
-        self.scheduler.request_finished_all_groups(request, (request.table,))
+        self.scheduler.request_finished_all_groups(request, Tables(request.tables).get_block_ids())
         if request.state == "loading" and request.request_id not in self._arrived:
             request.state = "aborted"
             return
@@ -178,6 +225,9 @@ class ScriptedEngine:
     def step(self) -> None:
         self.steps += 1
         scheduled, output = self._schedule()
+        if self.shows_tables:
+            output.kv_connector_block_state = self._block_state(scheduled)
+        self.blocks_most = max(self.blocks_most, len(self._blocks_in_use() | set(self.blocks.held)))
         plan = self.scheduler.build_connector_meta(output)
         has_sync = any(request.external and not order_is_async for request, order_is_async in self._just_allocated)
         results = self._forward(pickle.dumps(plan), scheduled, has_sync)
@@ -203,18 +253,18 @@ class ScriptedEngine:
                 continue
             if not is_admitted and not self._admit(request):
                 continue
-            count = min(budget, request.num_tokens - request.num_computed)
+            count = self._cut(request, min(budget, request.num_tokens - request.num_computed))
             if request.state == "aborted" or not count:
                 continue
+            self._slide(request)
             fresh = self._allocate(request, request.num_computed + count)
             budget -= count
             scheduled[request] = count
+            tables = Tables(request.tables).get_block_ids()
             if request.is_fresh:
                 new.append(
                     SimpleNamespace(
-                        req_id=request.request_id,
-                        block_ids=(list(request.table),),
-                        num_computed_tokens=request.num_computed,
+                        req_id=request.request_id, block_ids=tables, num_computed_tokens=request.num_computed
                     )
                 )
                 request.is_fresh = False
@@ -223,15 +273,42 @@ class ScriptedEngine:
             cached.num_computed_tokens.append(request.num_computed)
             if request.state == "resumed":
                 cached.resumed_req_ids.add(request.request_id)
-                cached.new_block_ids.append((list(request.table),))
+                cached.new_block_ids.append(tables)
             else:
-                cached.new_block_ids.append((fresh,) if fresh else None)
+                cached.new_block_ids.append(tuple(fresh) if any(fresh) else None)
         for request in scheduled:
             request.state = "running"
         counts = {request.request_id: count for request, count in scheduled.items()}
         return scheduled, SimpleNamespace(
             scheduled_new_reqs=new, scheduled_cached_reqs=cached, num_scheduled_tokens=counts
         )
+
+    def _cut(self, request: Request, count: int) -> int:
+        """Tokens of a step of so many at most: with states a prompt's steps end at ends of blocks, and one at its last."""
+        last = (request.num_tokens - 1) // BLOCK * BLOCK
+        begun = request.num_computed
+        if not self.model.has_states or begun >= last:
+            return count
+        end = min(begun + count, last)
+        aligned = end // BLOCK * BLOCK
+        return (aligned if aligned > begun else end) - begun
+
+    def _block_state(self, scheduled: dict[Request, int]) -> Any:
+        """The tables as they are, and the states that vLLM keeps."""
+        by_id = {request.request_id: Tables(request.tables).get_block_ids() for request in scheduled}
+        offers = {request.request_id: self._offers(request, count) for request, count in scheduled.items()}
+        return SimpleNamespace(get_block_ids=by_id.get, boundary_state_offloads=offers)
+
+    def _offers(self, request: Request, count: int) -> list[tuple[int, int, int]]:
+        """The states at a prompt's last end of a block that a step makes: group, block, tokens."""
+        end = request.num_computed + count
+        if end != (len(request.tokens) - 1) // BLOCK * BLOCK:
+            return []
+        return [
+            (group, request.tables[group][end // BLOCK - 1], end)
+            for group, window in enumerate(self.model.windows)
+            if window == STATE and end % BLOCK == 0
+        ]
 
     def _admit(self, request: Request) -> bool:
         """True if a waiting request can run in this step."""
@@ -246,8 +323,7 @@ class ScriptedEngine:
             request.state = "resumed" if not request.is_fresh else "waiting"
         if request.num_computed == 0:
             return self._ask(request)
-        self._allocate(request, request.num_tokens)
-        self.scheduler.update_state_after_alloc(request, Blocks(request.table), 0)
+        self.scheduler.update_state_after_alloc(request, Tables(request.tables), 0)
         return True
 
     def _ask(self, request: Request) -> bool:
@@ -263,14 +339,15 @@ class ScriptedEngine:
         assert external % BLOCK == 0
         if external:
             self.on_asked()
-        request.table = [local[value] for value in hashes[:held]]
+        request.tables = [[local[value] for value in hashes[:held]] for _ in self.model.windows]
         request.held, request.external = held * BLOCK, external
         request.offers.append(external)
-        self._allocate(request, request.num_tokens)
-        self.scheduler.update_state_after_alloc(request, Blocks(request.table), external)
+        request.num_computed = held * BLOCK + external
+        self._begin_tables(request)
+        self._allocate(request, request.num_tokens if self.model.is_plain else request.num_computed)
+        self.scheduler.update_state_after_alloc(request, Tables(request.tables), external)
         self.on_allocated()
         self._just_allocated.append((request, is_async))
-        request.num_computed = held * BLOCK + external
         if not is_async:
             request.state = "waiting" if request.is_fresh else "resumed"
             self._remember(request)
@@ -285,17 +362,11 @@ class ScriptedEngine:
             if has_sync:
                 worker.start_load_kv(None)
         spoiled: dict[Request, bool] = dict.fromkeys(scheduled, False)
-        for layer, name in enumerate(NAMES if scheduled else ()):
-            self.on_layer(layer)
-            ranks = [rank for rank, layers in enumerate(self.kv) if layer in layers]
-            for rank in ranks:
-                self.workers[rank].wait_for_layer_load(name)
-            for request in scheduled:
-                spoiled[request] |= not all(self._is_right(rank, layer, request) for rank in ranks)
-            for rank in ranks:
-                for request, count in scheduled.items():
-                    self._write(rank, layer, request, count, spoiled=spoiled[request])
-                self.workers[rank].save_kv_layer(name, self.kv[rank][layer], None)
+        for stage in range(len(self.model.stages) if scheduled else 0):
+            for group, names in enumerate(self.model.names):
+                for layer in self.model.layers_of(group, stage):
+                    self.on_layer(self.model.numbers[group][layer])
+                    self._compute(stage, group, layer, scheduled, spoiled=spoiled, name=names[layer])
         self._spoiled = spoiled
         results = []
         for worker in self.workers:
@@ -305,11 +376,13 @@ class ScriptedEngine:
                 worker.wait_for_save()
             transfers = worker.get_transfer_results(set())
             bad = worker.get_block_ids_with_load_errors()
+            assert self.model.is_plain or not bad, "vLLM cannot know whose they are"
+            assert transfers.failed_recving <= transfers.finished_recving
             meta = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
             if self.is_speculative:
                 worker.wait_for_save()
             worker.clear_connector_metadata()
-            results.append((transfers.finished_recving, bad, meta))
+            results.append((transfers, bad, meta))
         return results
 
     def _update(self, scheduled: dict[Request, int], results: list[Any]) -> None:
@@ -320,6 +393,7 @@ class ScriptedEngine:
         done = self._all_ranks(results)
         marked: set[int] = set()
         affected = {request for request in self.requests if self._truncate(request, bad, marked)}
+        self._fail(set().union(*(result[0].failed_recving for result in results)))
         self.scheduler.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=report, finished_recving=done, invalid_block_ids=bad)
         )
@@ -337,15 +411,53 @@ class ScriptedEngine:
                 self._remember(request)
                 self._decode(request)
 
+    def _compute(
+        self,
+        stage: int,
+        group: int,
+        layer: int,
+        scheduled: dict[Request, int],
+        *,
+        spoiled: dict[Request, bool],
+        name: str,
+    ) -> None:
+        """A layer of a stage: its ranks read what came before, and write."""
+        workers = self.workers[stage * self.ranks :][: self.ranks]
+        for worker in workers:
+            worker.wait_for_layer_load(name)
+        for request in scheduled:
+            spoiled[request] |= not all(self._is_right(rank, group, layer, request) for rank in range(self.ranks))
+        for rank, worker in enumerate(workers):
+            for request, count in scheduled.items():
+                first, end = request.num_computed, request.num_computed + count
+                if self.model.windows[group] == STATE:
+                    self.memory.write_state(rank, group, layer, request, end, is_spoiled=spoiled[request])
+                else:
+                    self.memory.write(rank, group, layer, request, range(first, end), is_spoiled=spoiled[request])
+            worker.save_kv_layer(name, self.memory.kv[rank][layer], None)
+
+    def _is_right(self, rank: int, group: int, layer: int, request: Request) -> bool:
+        end = request.num_computed
+        if self.model.windows[group] == STATE:
+            return self.memory.is_right_state(rank, group, layer, request, end)
+        return self.memory.is_right(rank, group, layer, request, range(self.model.first_read(group, end), end))
+
     def _all_ranks(self, results: list[Any]) -> set[str]:
-        done = set()
-        for received, _, _ in results:
-            for request_id in received:
-                self._received[request_id] = self._received.get(request_id, 0) + 1
-                if self._received[request_id] == len(results):
-                    done.add(request_id)
-                    del self._received[request_id]
+        """The requests whose loads have now ended on every rank."""
+        for transfers, _, _ in results:
+            self._received.update(transfers.finished_recving)
+        done = {request_id for request_id, ranks in self._received.items() if ranks == len(results)}
+        for request_id in done:
+            del self._received[request_id]
         return done
+
+    def _fail(self, failed: set[str]) -> None:
+        """As vLLM, which computes all tokens of a request whose load has failed."""
+        for request in self.requests:
+            if request.request_id in failed - self._failed:
+                self._failed.add(request.request_id)
+                self.recomputed += 1
+                request.num_computed = 0
 
     def _truncate(self, request: Request, bad: set[int], marked: set[int]) -> bool:
         """As vLLM, which has a bad block that requests share computed again by the first of them: it is `marked` then."""
@@ -375,55 +487,58 @@ class ScriptedEngine:
             request.state = "paused"
             return
         if request.generated >= request.new_tokens:
-            _, request.answer = self.scheduler.request_finished_all_groups(request, (request.table,))
+            tables = Tables(request.tables).get_block_ids()
+            _, request.answer = self.scheduler.request_finished_all_groups(request, tables)
             self._remove(request)
             return
         request.tokens.append(sum(request.tokens) * 31 % 997)
 
-    def _allocate(self, request: Request, tokens: int) -> list[int]:
-        fresh = [self.blocks.free.pop() for _ in range(-(-tokens // BLOCK) - len(request.table))]
-        request.table += fresh
+    def _slide(self, request: Request) -> None:
+        """Let go of the blocks that no window reaches back to."""
+        for group, table in enumerate(request.tables):
+            for place in range(min(self._gone(request, group), len(table))):
+                if table[place] != NULL:
+                    block, table[place] = table[place], NULL
+                    self.blocks.give_back([block], overwrite=True)
+
+    def _begin_tables(self, request: Request) -> None:
+        """Begin the tables without the blocks that no window reaches back to."""
+        for group, table in enumerate(request.tables):
+            table += [NULL] * (self._gone(request, group) - len(table))
+
+    def _gone(self, request: Request, group: int) -> int:
+        return self.model.first_read(group, request.num_computed) // BLOCK
+
+    def _allocate(self, request: Request, tokens: int) -> list[list[int]]:
+        fresh = []
+        for window, table in zip(self.model.windows, request.tables, strict=True):
+            count = max(0, -(-tokens // BLOCK) - len(table))
+            null = max(0, count - 1) if window == STATE else 0
+            blocks = [NULL] * null + [self.blocks.free.pop() for _ in range(count - null)]
+            table += blocks
+            fresh.append(blocks)
         return fresh
 
     def _remember(self, request: Request) -> None:
-        for place, value in enumerate(request.block_hashes[: request.num_computed // BLOCK]):
-            self.blocks.local.setdefault(value, request.table[place])
+        """Its blocks are in the engine's own prefix cache."""
+        if self.model.is_plain:
+            for place, value in enumerate(request.block_hashes[: request.num_computed // BLOCK]):
+                self.blocks.local.setdefault(value, request.table[place])
 
     def _remove(self, request: Request) -> None:
         self.requests.remove(request)
         self._release(request)
 
     def _release(self, request: Request, *, overwrite: bool = False) -> None:
-        left, request.table = request.table, []
+        left = [block for table in request.tables for block in table if block != NULL]
+        request.tables = []
         blocks, shared = self.blocks, self._blocks_in_use()
         if overwrite:
             mine = set(left) - shared
             blocks.local = {value: block for value, block in blocks.local.items() if block not in mine}
         kept = shared | set(blocks.local.values())
-        blocks.give_back([block for block in left if block not in kept], overwrite=overwrite)
-
-    def _overwrite(self, blocks: list[int]) -> None:
-        for layers in self.kv:
-            for tensor in layers.values():
-                tensor[blocks] = 254
+        is_gone = overwrite or not self.model.is_plain
+        blocks.give_back([block for block in left if block not in kept], overwrite=is_gone)
 
     def _blocks_in_use(self) -> set[int]:
-        return {block for request in self.requests for block in request.table}
-
-    def _is_right(self, rank: int, layer: int, request: Request) -> bool:
-        end = request.num_computed
-        found = token_kv.read(self.kv[rank][layer].numpy(), request.table, 0, end)
-        return np.array_equal(found, self._kv_of(rank, layer, request, 0, end))
-
-    def _write(self, rank: int, layer: int, request: Request, count: int, *, spoiled: bool) -> None:
-        first = request.num_computed
-        values = self._kv_of(rank, layer, request, first, first + count)
-        token_kv.write(self.kv[rank][layer].numpy(), request.table, first, 255 - values if spoiled else values)
-
-    def _kv_of(self, rank: int, layer: int, request: Request, first: int, end: int) -> token_kv.Bytes:
-        """The right KV of a span of a request's tokens on a rank."""
-        count = self.heads or HEADS
-        # Heads of a whole model have other numbers than those that each rank has of its own.
-        lowest = self.shards[rank] * count + (1000 if self.heads else 0)
-        adapter = getattr(request.lora_request, "lora_name", "")
-        return token_kv.kv_of(layer, range(lowest, lowest + count), request.tokens[:end], adapter, first=first)
+        return {block for request in self.requests for table in request.tables for block in table if block != NULL}

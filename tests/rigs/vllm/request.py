@@ -1,4 +1,4 @@
-"""A request of the scripted engine (see `vllm_engine`), hashed block by block as vLLM does it."""
+"""A request of the scripted engine (see `engine.py`), hashed block by block as vLLM does it."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Request:
     held: int = 0
     external: int = 0
     offers: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)  # of blocks, one for each group of layers
     generated: int = 0
     is_fresh: bool = True
     is_session: bool = False
@@ -34,6 +34,15 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
         self._hashes: list[bytes] = []
+
+    @property
+    def table(self) -> list[int]:
+        """The blocks of the first group."""
+        return self.tables[0] if self.tables else []
+
+    @property
+    def adapter(self) -> str:
+        return getattr(self.lora_request, "lora_name", "")
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -52,9 +61,8 @@ class Request:
         hashes = [] if self.is_rehashed else self._hashes
         parent = hashes[-1] if hashes else b"root"
         for end in range((len(hashes) + 1) * BLOCK, len(self.tokens) + 1, BLOCK):
-            name = getattr(self.lora_request, "lora_name", "")
             salt = self.cache_salt if end == BLOCK else None
-            extra = (name, salt, *self.mm_features)
+            extra = (self.adapter, salt, *self.mm_features)
             parent = hashlib.sha256(repr((parent, self.tokens[end - BLOCK : end], extra)).encode()).digest()
             hashes.append(parent)
         return hashes

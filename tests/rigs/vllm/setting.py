@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.clock import NS_PER_S, MonotonicClock
+from kvpool.clock import MonotonicClock
 from kvpool_client.connection.promise_line import Question
+from tests.rigs.clock import LaterClock
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
-from tests.rigs.vllm.hybrid_engine import HybridEngine
 from tests.rigs.vllm.request import BLOCK, Request
 
 CHUNK = 2 * BLOCK
@@ -30,12 +30,11 @@ def start(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start_engine(**options: Any) -> Any:
-            kind: Any = HybridEngine if "windows" in options else ScriptedEngine
             save = "prompt" if "windows" in options else "all"
             arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__save": save}
             # No test fails where the machine has other things to do for some seconds.
             arguments.update({"kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options})
-            engine = kind(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
+            engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             if engine.scheduler._scheduler is not None:
                 engine.scheduler._scheduler._offers._clock = StillClock()
             stack.callback(engine.close)
@@ -72,20 +71,6 @@ def ask(engine: Any, name: str, tokens: list[int], **more: Any) -> Request:
     return request
 
 
-class LaterClock(MonotonicClock):
-    """The time of day, or later on command."""
-
-    def __init__(self) -> None:
-        self.later_ns = 0
-
-    def now_ns(self) -> int:
-        return super().now_ns() + self.later_ns
-
-    def pass_s(self, seconds: float) -> None:
-        """So much time is over."""
-        self.later_ns += int(seconds * NS_PER_S)
-
-
 class StillClock(MonotonicClock):
     """Time that passes on command, and by a microsecond at each look: a step has all the time it needs for new requests, on the
     busiest machine too."""
@@ -98,9 +83,9 @@ class StillClock(MonotonicClock):
         self._looks += 1
         return self._command.later_ns + 1000 * self._looks
 
-    def pass_s(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """So much time is over."""
-        self._command.pass_s(seconds)
+        self._command.advance(seconds)
 
 
 def later_clock(engine: ScriptedEngine) -> LaterClock:
@@ -149,6 +134,19 @@ def corrupt(engine: Any, tokens: list[int], chunk: int, rank: int = 0, *, layer:
         arena[int(lease.hold.rows.offsets[chunk]) + begin + 3] ^= 16
 
 
+def flip_at_the_next_load(engine: Any, row: int) -> None:
+    """Change a bit of a leased chunk in the arena when the first rank's next load begins."""
+    memory = engine.workers[0]._worker._memory
+    load = memory.load
+
+    def spoiling(lease: Any, order: Any) -> Any:
+        memory.load = load
+        np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[row]) + 13] ^= 16
+        return load(lease, order)
+
+    memory.load = spoiling
+
+
 def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
     """Make the next ticket of this rank unknown; every chunk stays stored."""
     pool = engine.workers[rank]._worker.pool
@@ -195,7 +193,7 @@ class WithheldAnswers:
 
     def _wait(self, wait_s: float = 0.0) -> None:
         self._receive()
-        self._clock.pass_s(wait_s)
+        self._clock.advance(wait_s)
 
     def _note(self, hit: kv.Hit) -> Question:
         self._questions.append(Question(hit, iter([(hit, None)])))  # type: ignore[list-item]  # it is never sent

@@ -1,4 +1,4 @@
-"""vLLM's specs of its KV cache's layers, with the shape that the scripted engine has (see `vllm_engine`)."""
+"""vLLM's specs of its KV cache's layers, with the shape that the scripted engine has (see `engine.py`)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,13 @@ from tests.rigs.vllm.request import BLOCK
 LAYERS, HEADS, WIDTH = 3, 2, 8
 TOKEN_BYTES = HEADS * WIDTH
 STATE_PADDING = 8
-NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
+
+
+def name_of_layer(number: int) -> str:
+    return f"model.layers.{number}.self_attn.attn"
+
+
+NAMES = [name_of_layer(number) for number in range(LAYERS)]
 
 
 @dataclass

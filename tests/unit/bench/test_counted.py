@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvpool.errors import InvalidArgument
+from kvpool_tools.bench.counted import read_counts, slower
 from kvpool_tools.bench.machine import describe_machine
-from kvpool_tools.bench.turns.counted import read_counts, slower
 
 
 def document(path: Path, **machine: object) -> str:

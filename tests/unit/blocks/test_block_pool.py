@@ -11,8 +11,8 @@ from kvpool.errors import InvalidArgument
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_blocks import BlockPool
-from tests.rigs.blocks.clock import HandClock
 from tests.rigs.blocks.prefix_engine import PrefixEngine
+from tests.rigs.clock import HandClock
 
 pytestmark = pytest.mark.torch
 

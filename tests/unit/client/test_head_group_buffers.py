@@ -11,7 +11,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import LayoutMismatch
 from kvpool_client.copying.cache import Cache
-from tests.rigs.shares.rank_memory import FORMS, RankMemory, kv_of, part_of
+from tests.rigs.rank_memory import FORMS, RankMemory, kv_of, part_of
 
 CASES = 60
 LAYOUT = kv.Layout(layers=2, kv_heads=4, head_dim=4, dtype="float16", chunk_tokens=16, head_groups=2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvpool.states import TokenRange
-from kvpool_client.hints.envelope import (
+from kvpool_client.hint_envelope import (
     ACTIONS_MAX,
     DIRECTIVES_MAX,
     PIN_S,

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kvpool.ids import ConnectionId, HoldId, LeaseId
+from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId, LeaseId
 from kvpool.index import leases as module
-from kvpool.index.leases import TICKET_BYTES, Leases
+from kvpool.index.leases import Leases
 
 TTL_NS = 1000
 ANN, BOB = ConnectionId(1), ConnectionId(2)

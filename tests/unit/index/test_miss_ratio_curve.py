@@ -19,11 +19,8 @@ FOREVER_NS = 1 << 62
 
 
 # A little more than one bin of the histogram, a sixteenth of an octave.
-def _observed(
-    workload: Workload, *, samples: int = SAMPLES, rate_max: float = 1.0, horizon: float = 1.0
-) -> kvpool_native.ReuseDistances:
-    horizon_bytes = max(1, int(horizon * workload.unique * BLOCK_BYTES))
-    distances = kvpool_native.ReuseDistances(samples, horizon_bytes, rate_max, FOREVER_NS)
+def _observed(workload: Workload) -> kvpool_native.ReuseDistances:
+    distances = kvpool_native.ReuseDistances(SAMPLES, workload.unique * BLOCK_BYTES, RATE_MAX, FOREVER_NS)
     keys = workload.keys()
     for chain in workload.chains():
         distances.observe(keys[chain].tobytes(), BLOCK_BYTES, 0)
@@ -108,7 +105,7 @@ def test_a_column_of_capacities_is_whole_and_bounded() -> None:
 )
 def test_on_published_traces_it_is_near_the_exact_curve(name: str, points: float) -> None:
     workload = load(real_trace(name))
-    distances = _observed(workload, rate_max=RATE_MAX)
+    distances = _observed(workload)
     assert distances.verify() == []
     for share in (0.01, 0.05, 0.4):
         blocks = int(share * workload.unique)

@@ -26,6 +26,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve_chain
 from kvpool.states import SaveState
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks
@@ -43,16 +44,6 @@ ROUNDS = 3
 YARDSTICK_S = 0.0035
 
 
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.ns = NS_PER_S
-
-    def now_ns(self) -> int:
-        return self.ns
-
-
 class Setting:
     """A pool with room for two chains of `chain` chunks, and one engine."""
 
@@ -67,7 +58,7 @@ class Setting:
             "dram.announced_quota=1.0",
             "server.reservation_ttl=1s",
         )
-        self.clock = Clock()
+        self.clock = HandClock()
         self.pool = Pool(load_config(None, [*options]), self.clock)
         self.session = self.pool.open_session(ConnectionId(7), "model", SMALL)
         self.longest_s = 0.0

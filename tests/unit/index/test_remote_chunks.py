@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import kvpool_native
-from kvpool.events import Event, EventKind
 from kvpool.ids import NamespaceId
 from kvpool.index.remote_chunks import (
     DECLINED_MAX,
@@ -17,7 +16,7 @@ from kvpool.index.remote_chunks import (
     RemoteChunks,
     RemoteRun,
 )
-from kvpool.key_column import KeyColumn
+from tests.rigs.nodes.following import column
 from tests.rigs.nodes.longest_run import NO_RUN, longest_run
 from tests.rigs.parts import served
 
@@ -26,10 +25,6 @@ ONE, OTHER = NodeName("one"), NodeName("other")
 SEED = bytes(range(1, 17))
 PACES_BYTES = 4096 * 8
 ENGINES, OTHERS = NamespaceId(1), NamespaceId(2)
-
-
-def column(first: int, end: int) -> KeyColumn:
-    return KeyColumn.of(kvpool_native.blake3(number.to_bytes(4, "little")) for number in range(first, end))
 
 
 def remote_of(*nodes: NodeName, pairs: int = 10_000) -> RemoteChunks:
@@ -48,12 +43,11 @@ def settle(remote: RemoteChunks) -> int:
     return turns
 
 
-def test_events_store_renew_and_remove() -> None:
+def test_chunks_are_stored_renewed_and_removed() -> None:
     remote, keys = remote_of(ONE), column(0, 3)
-    assert remote.queue_event(ONE, Event(0, EventKind.CREATED, capacities=(0, 5)))
-    assert remote.queue_event(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=2))
-    assert remote.queue_event(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=6, tiers_before=2))
-    assert remote.queue_event(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
+    assert remote.note_stored(ONE, keys)
+    assert remote.note_stored(ONE, keys[:1])
+    assert remote.note_removed(ONE, keys[2:])
     settle(remote)
     assert longest_run(remote, keys, 0) == RemoteRun(ONE, 2)
 
@@ -90,7 +84,7 @@ def test_a_full_queue_takes_nothing() -> None:
     remote = remote_of(ONE, OTHER, pairs=200_000)
     assert remote.note_stored(ONE, column(0, PENDING_KEYS_MAX))
     assert not remote.note_stored(ONE, column(0, 1))
-    assert not remote.queue_event(ONE, Event(1, EventKind.REMOVED, keys=column(0, 1).packed))
+    assert not remote.note_removed(ONE, column(0, 1))
     assert remote.note_stored(OTHER, column(0, 1))
     assert remote.pending_of(ONE) == PENDING_KEYS_MAX
     settle(remote)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool.events import Cause, Event, EventKind
+from kvpool.events import Cause, EventKind
 from kvpool.ids import ConnectionId, NamespaceId
 from kvpool.journal.engine_chunks import CHUNK_BYTES, EngineChunk, EngineChunks, Source
 from kvpool.key_column import KeyColumn
@@ -15,19 +15,11 @@ from kvpool.keys import split_scope
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.states import DEFAULT_PRIORITY, ReportState
 from tests.rigs.events.engine_chunks import AGAIN, ONE, OTHER, Reported, chunks_of, drops, has
-from tests.rigs.events.journal_rig import DRAM, HBM, LAYOUT, SSD, Rig, follow, key, take_snapshot, words_of
+from tests.rigs.events.journal_rig import DRAM, HBM, LAYOUT, SSD, Rig, changes, follow, key, take_snapshot, words_of
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
 
 TAKEN, FULL, NO_PARENT, FOREIGN = ReportState
-
-
-def events(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
-    """Kind, chunks, tiers before and after of each event but the first."""
-    found: list[Event] = []
-    while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
-        found += news.events
-    return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]
 
 
 def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:
@@ -39,7 +31,7 @@ def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:
     flush_whole(rig.files, rig.tick())
     drops(rig, [[1]])
     updated = EventKind.UPDATED
-    assert events(rig) == [
+    assert changes(rig) == [
         (EventKind.STORED, 1, 0, HBM),
         (updated, 1, HBM, HBM | DRAM),
         (updated, 1, HBM | DRAM, HBM | DRAM | SSD),
@@ -58,9 +50,9 @@ def test_two_engines_with_one_chunk_remove_it_when_the_second_drops_it() -> None
         assert has(rig, [1, 2], source) == [TAKEN] * 2
     drops(rig, [[1, 2], [1]], OTHER)
     rig.journal.end_source(AGAIN)
-    assert events(rig) == [(EventKind.STORED, 2, 0, HBM)]
+    assert changes(rig) == [(EventKind.STORED, 2, 0, HBM)]
     drops(rig, [[1, 2], [1]])
-    assert events(rig)[1:] == [(EventKind.REMOVED, 2, HBM, 0)]
+    assert changes(rig)[1:] == [(EventKind.REMOVED, 2, HBM, 0)]
     assert rig.journal.verify() == []
 
 

@@ -96,9 +96,10 @@ def test_every_end_of_a_chunk_is_in_the_history() -> None:
         "state": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
     }  # fmt: skip
     rig.drop(rig.memory, key([1, 2]))
-    rig.clock.seconds += 5
+    rig.journal.keep_up()
+    rig.clock.advance(5)
     gone = {"state": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
-    assert explain(key([1, 2])) | {"age_s": 5.0} == gone
+    assert explain(key([1, 2])) == gone
     rig.store([3, 4, 5, 6])
     assert explain(key([1]))["reason"] == "own-class"
     flush_whole(rig.memory, rig.tick())

@@ -6,15 +6,9 @@ import pytest
 
 from kvpool.peers.back_off import BackOff, BackOffSettings
 from kvpool.peers.circuit_breaker import FAILURES, TRIAL_S, BreakerState, CircuitBreaker, Permit
+from tests.rigs.clock import HandClock
 
 BACK_OFF = BackOffSettings(first_s=1.0, most_s=8.0)
-
-
-class _Clock:
-    now_s = 100.0
-
-    def now_ns(self) -> int:
-        return int(self.now_s * 1e9)
 
 
 class _Always:
@@ -25,7 +19,7 @@ class _Always:
         return self.value
 
 
-def _breaker(clock: _Clock) -> CircuitBreaker:
+def _breaker(clock: HandClock) -> CircuitBreaker:
     return CircuitBreaker(clock, _Always(1.0), back_off=BACK_OFF)
 
 
@@ -42,7 +36,7 @@ def _open(breaker: CircuitBreaker) -> None:
 
 
 def test_it_opens_after_failures_in_a_row_alone() -> None:
-    breaker = _breaker(_Clock())
+    breaker = _breaker(HandClock())
     for _ in range(10):
         breaker.fail(_ask(breaker))
         breaker.fail(_ask(breaker))
@@ -54,12 +48,12 @@ def test_it_opens_after_failures_in_a_row_alone() -> None:
 
 
 def test_exactly_one_trial_after_the_pause() -> None:
-    clock = _Clock()
+    clock = HandClock()
     breaker = _breaker(clock)
     _open(breaker)
-    clock.now_s += 0.999
+    clock.advance(0.999)
     assert breaker.ask_permit() is None
-    clock.now_s += 0.002
+    clock.advance(0.002)
     trial = _ask(breaker)
     assert breaker.state.value == "half-open"
     assert breaker.ask_permit() is None
@@ -69,27 +63,27 @@ def test_exactly_one_trial_after_the_pause() -> None:
 
 
 def test_each_failed_trial_waits_longer_up_to_the_bound_and_a_success_begins_anew() -> None:
-    clock = _Clock()
+    clock = HandClock()
     breaker = _breaker(clock)
     _open(breaker)
     for expected_s in (1.0, 2.0, 4.0, 8.0, 8.0):
         assert breaker.retry_s == pytest.approx(expected_s)
-        clock.now_s += expected_s
+        clock.advance(expected_s)
         breaker.fail(_ask(breaker))
         assert breaker.state.value == "open"
-    clock.now_s += 8.0
+    clock.advance(8.0)
     breaker.succeed(_ask(breaker))
     _open(breaker)
     assert breaker.retry_s == pytest.approx(1.0)
 
 
 def test_a_trial_without_an_outcome_has_failed() -> None:
-    clock = _Clock()
+    clock = HandClock()
     breaker = _breaker(clock)
     _open(breaker)
-    clock.now_s += 1.0
+    clock.advance(1.0)
     lost = _ask(breaker)
-    clock.now_s += TRIAL_S
+    clock.advance(TRIAL_S)
     assert breaker.ask_permit() is None
     assert breaker.state.value == "open"
     breaker.succeed(lost)
@@ -97,13 +91,13 @@ def test_a_trial_without_an_outcome_has_failed() -> None:
 
 
 def test_late_outcomes_count_for_nothing() -> None:
-    clock = _Clock()
+    clock = HandClock()
     breaker = _breaker(clock)
     early = [_ask(breaker) for _ in range(8)]
     _open(breaker)
     breaker.succeed(early.pop())
     assert breaker.state.value == "open"
-    clock.now_s += 1.0
+    clock.advance(1.0)
     breaker.succeed(_ask(breaker))
     for permit in early:
         breaker.fail(permit)
@@ -111,7 +105,7 @@ def test_late_outcomes_count_for_nothing() -> None:
 
 
 def test_a_new_life_closes_it() -> None:
-    breaker = _breaker(_Clock())
+    breaker = _breaker(HandClock())
     _open(breaker)
     breaker.reset()
     assert breaker.state.value == "closed"
@@ -119,11 +113,11 @@ def test_a_new_life_closes_it() -> None:
 
 
 def test_random_outcomes_keep_the_invariant(seed: int) -> None:
-    chance, clock = random.Random(seed), _Clock()
+    chance, clock = random.Random(seed), HandClock()
     breaker = CircuitBreaker(clock, chance, back_off=BACK_OFF)
     permits: list[Permit] = []
     for _ in range(5000):
-        clock.now_s += chance.random() * 2
+        clock.advance(chance.random() * 2)
         if chance.random() < 0.6:
             permit = breaker.ask_permit()
             assert (permit is None) <= (breaker.state is not BreakerState.CLOSED)

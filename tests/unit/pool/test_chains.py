@@ -10,21 +10,12 @@ from kvpool.ids import EPOCH_BYTES
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
 from kvpool.tiering.tiering import Tiering
-from kvpool_tools.sim.node import SimulatedArena
-
-
-class StandingClock:
-    """A clock that stands still unless the test moves it."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def now_ns(self) -> int:
-        return self.ns
+from kvpool_tools.sim.pool import SimulatedArena
+from tests.rigs.clock import HandClock
 
 
 def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
-    clock = StandingClock()
+    clock = HandClock(0)
     waits: list[float] = []
     asked: list[bool] = []
     absent: Any = None
@@ -57,10 +48,10 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
 
     parts = chains._advance(advance, lambda: True)
     next(parts)
-    clock.ns += int(ROOM_WAIT_S * 0.75e9)
+    clock.advance(0.75 * ROOM_WAIT_S)
     next(parts)
     assert waits == pytest.approx([ROOM_WAIT_S, ROOM_WAIT_S / 4])
-    clock.ns += int(ROOM_WAIT_S * 0.25e9)
+    clock.advance(0.25 * ROOM_WAIT_S)
     with pytest.raises(StopIteration):
         next(parts)
     assert asked == [True, True, True, False]

@@ -11,8 +11,8 @@ import pytest
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
-from kvpool.ids import KEY_BYTES, ConnectionId
-from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, TICKET_BYTES
+from kvpool.ids import KEY_BYTES, TICKET_BYTES, ConnectionId
+from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST
 from kvpool.index.parts import Step
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group

@@ -15,10 +15,7 @@ from kvpool.pool.writers.joint_saves import LIFE_TTLS
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.states import SaveState
-from tests.rigs.parts import served
-from tests.rigs.reserve_requests import reserve_share
-from tests.rigs.runs.in_setting import in_setting
-from tests.rigs.shares.joint_pool import (
+from tests.rigs.joint_pool import (
     LAYOUT,
     TTL_NS,
     JointPool,
@@ -28,6 +25,9 @@ from tests.rigs.shares.joint_pool import (
     joint_pool,
     payload,
 )
+from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_share
+from tests.rigs.runs.in_setting import in_setting
 from tests.unit.pool.test_staged_saves import HeldWorkers, held_workers
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))

@@ -6,9 +6,9 @@ import kvpool_client as kv
 from kvpool.pool.writers import joint_saves
 from kvpool.protocol.records import messages as m
 from kvpool.states import SaveState
+from tests.rigs.joint_pool import LAYOUT, WHOLE, JointPool, chain_of, in_joint_pool
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
-from tests.rigs.shares.joint_pool import LAYOUT, WHOLE, JointPool, chain_of, in_joint_pool
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
 PART, STORED, RESERVED = SaveState.PART, SaveState.STORED, SaveState.RESERVED

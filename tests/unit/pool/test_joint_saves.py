@@ -8,12 +8,12 @@ from kvpool.pool.writers.joint_saves import LIFE_TTLS
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.states import SaveState
+from tests.rigs.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, chain_of, in_joint_pool
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
-from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, chain_of, in_joint_pool
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
-FIRST_STAGE, SECOND_STAGE = kv.Share(0, 1, 0, 8), kv.Share(1, 1, 0, 8)
+FIRST_STAGE = kv.Share(0, 1, 0, 8)
 RESERVED, STORED, PART, PENDING = SaveState.RESERVED, SaveState.STORED, SaveState.PART, SaveState.PENDING
 PRESENT, NO_PARENT, EXPIRED = SaveState.PRESENT, SaveState.NO_PARENT, SaveState.EXPIRED
 

@@ -8,6 +8,7 @@ from kvpool.ids import NamespaceId
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.pool import pulled_names
 from kvpool.pool.pulled_names import CHAINS_MAX, WAIT_S, PulledNames
+from tests.rigs.clock import HandClock
 
 KEYS = KeyColumn(b"".join(bytes([at]) * KEY_BYTES for at in range(4)))
 TOKENS = bytes(range(16))  # four of one id each
@@ -38,16 +39,9 @@ class _Journal:
         self.listener = listener
 
 
-class _Clock:
-    now = 0
-
-    def now_ns(self) -> int:
-        return self.now
-
-
 class _Rig:
     def __init__(self) -> None:
-        self.directory, self.journal, self.clock = _Directory(), _Journal(), _Clock()
+        self.directory, self.journal, self.clock = _Directory(), _Journal(), HandClock(0)
         self.names = PulledNames(self.directory, self.journal, self.clock)  # type: ignore[arg-type]
 
     def add(self) -> None:
@@ -71,7 +65,7 @@ def test_a_chain_is_named_as_its_chunks_come_and_after_the_journal_has_them() ->
 def test_what_never_comes_is_given_up() -> None:
     rig = _Rig()
     rig.add()
-    rig.clock.now = int(WAIT_S * 1e9) + 1
+    rig.clock.ns = int(WAIT_S * 1e9) + 1
     rig.names.name_arrived()
     assert len(rig.names) == 0
 

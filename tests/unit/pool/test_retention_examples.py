@@ -20,7 +20,7 @@ from kvpool.states import RetainState, SaveState
 from kvpool.tiering.tiering import Tiering
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
-from kvpool_tools.sim.node import SimulatedArena
+from kvpool_tools.sim.pool import SimulatedArena
 
 LAYOUT = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=16)
 S = 10**9

@@ -19,6 +19,7 @@ from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
 from kvpool.transfer.workers import Job, Report
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import HYBRID, WINDOW
 from tests.rigs.parts import served
@@ -27,16 +28,6 @@ from tests.rigs.runs.in_setting import in_setting
 
 KEYS = b"".join(bytes([number]) * 32 for number in (1, 2))
 SECOND_NS = 1_000_000_000
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.ns = 1
-
-    def now_ns(self) -> int:
-        return self.ns
 
 
 class HeldWorkers:
@@ -71,7 +62,7 @@ class Setting:
 
     def __init__(self) -> None:
         options = ("server.write_mode=copy", "server.staging=128KiB", "server.reservation_ttl=1s")
-        self.clock = Clock()
+        self.clock = HandClock()
         self.pool = Pool(load_config(None, [*options, "dram.capacity=1MiB", "dram.prefault=false"]), self.clock)
         workers = self.pool._workers
         assert isinstance(workers, HeldWorkers)

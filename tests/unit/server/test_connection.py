@@ -13,23 +13,14 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.server.connections.connection import AnswerWithDescriptor, Connection
 from kvpool.server.connections.turns import SLICE_NS, TURN_NS, Turns
+from tests.rigs.clock import HandClock
 from tests.rigs.recording_transport import Transport, connection_over
 
 
-class StandingClock:
-    """A clock that stands still unless the test moves it."""
-
-    def __init__(self) -> None:
-        self.at_ns = 0
-
-    def now_ns(self) -> int:
-        """Nanoseconds since the test's start."""
-        return self.at_ns
-
-    def take(self, spent_ns: int) -> m.Done:
-        """A request that takes so long."""
-        self.at_ns += spent_ns
-        return m.Done()
+def _spend(clock: HandClock, spent_ns: int) -> m.Done:
+    """A request that takes so long."""
+    clock.ns += spent_ns
+    return m.Done()
 
 
 def _connection(
@@ -39,7 +30,7 @@ def _connection(
     clock: Clock | None = None,
     turns: Turns | None = None,
 ) -> tuple[Connection, Transport]:
-    return connection_over(handler, clock or StandingClock(), failures=failures, turns=turns)
+    return connection_over(handler, clock or HandClock(), failures=failures, turns=turns)
 
 
 def _requests(first: int, count: int) -> bytes:
@@ -53,8 +44,8 @@ async def _turns(count: int) -> None:
 
 def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
     async def run() -> None:
-        clock = StandingClock()
-        connection, transport = _connection(lambda _: clock.take(SLICE_NS // 2), clock=clock)
+        clock = HandClock()
+        connection, transport = _connection(lambda _: _spend(clock, SLICE_NS // 2), clock=clock)
         in_turn = 2 * TURN_NS // SLICE_NS
         connection.data_received(_requests(0, 3 * in_turn + 1))
         assert len(transport.answers) == in_turn
@@ -70,9 +61,9 @@ def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
 
 def test_a_connection_that_waits_for_a_turn_is_not_read() -> None:
     async def run() -> None:
-        clock = StandingClock()
+        clock = HandClock()
         turns = Turns(clock)
-        flood, _ = _connection(lambda _: clock.take(TURN_NS), clock=clock, turns=turns)
+        flood, _ = _connection(lambda _: _spend(clock, TURN_NS), clock=clock, turns=turns)
         later, transport = _connection(lambda _: m.Done(), clock=clock, turns=turns)
         flood.data_received(_requests(0, 3))
         later.data_received(_requests(0, 1))
@@ -87,9 +78,9 @@ def test_a_connection_that_waits_for_a_turn_is_not_read() -> None:
 
 def test_the_connection_with_the_least_use_comes_before_floods() -> None:
     async def run() -> None:
-        clock = StandingClock()
+        clock = HandClock()
         turns = Turns(clock)
-        floods = [_connection(lambda _: clock.take(SLICE_NS), clock=clock, turns=turns) for _ in range(12)]
+        floods = [_connection(lambda _: _spend(clock, SLICE_NS), clock=clock, turns=turns) for _ in range(12)]
         for connection, _ in floods:
             connection.data_received(_requests(0, 1000))
         await _turns(20)
@@ -100,7 +91,7 @@ def test_the_connection_with_the_least_use_comes_before_floods() -> None:
 
         def note(_: m.IssueTicket) -> m.Done:
             late_ns.append(clock.now_ns() - begun_ns)
-            return clock.take(1000)
+            return _spend(clock, 1000)
 
         honest, transport = _connection(note, clock=clock, turns=turns)
         for number in range(30):
@@ -115,14 +106,14 @@ def test_the_connection_with_the_least_use_comes_before_floods() -> None:
 
 def test_a_thread_that_has_been_idle_serves_at_once() -> None:
     async def run() -> None:
-        clock = StandingClock()
-        connection, transport = _connection(lambda _: clock.take(2 * TURN_NS), clock=clock)
+        clock = HandClock()
+        connection, transport = _connection(lambda _: _spend(clock, 2 * TURN_NS), clock=clock)
         connection.data_received(_requests(0, 1))
         connection.data_received(_requests(1, 1))
         assert len(transport.answers) == 1
         await _turns(2)
         assert len(transport.answers) == 2
-        clock.at_ns += 10 * TURN_NS
+        clock.ns += 10 * TURN_NS
         connection.data_received(_requests(2, 1))
         assert len(transport.answers) == 3
 
@@ -243,11 +234,11 @@ def test_a_connection_whose_request_raises_ends_alone_and_the_others_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:
-        clock = StandingClock()
+        clock = HandClock()
         turns = Turns(clock)
 
         def slow(_: m.IssueTicket) -> object:
-            return clock.take(TURN_NS)
+            return _spend(clock, TURN_NS)
 
         busy, _ = _connection(slow, clock=clock, turns=turns)
         bad, bad_transport = _connection(lambda _: Answer(), clock=clock, turns=turns)

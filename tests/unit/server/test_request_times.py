@@ -8,7 +8,7 @@ from kvpool.errors import Refused
 from kvpool.protocol.records import messages as m
 from kvpool.server.metrics.request_times import BOUNDS_NS, RequestTimes
 from kvpool.server.service import VERBS
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.recording_transport import connection_over
 
 

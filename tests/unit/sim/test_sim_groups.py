@@ -12,7 +12,7 @@ from kvpool.errors import InvalidArgument
 from kvpool_tools.cli.kvpoolctl import cli
 from kvpool_tools.cli.simulation.group_options import GroupOptions
 from kvpool_tools.sim.cells import Cell, run_cell
-from kvpool_tools.sim.grouped.cell import GroupedCell, run_grouped
+from kvpool_tools.sim.grouped_cell import GroupedCell, run_grouped
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 from kvpool_tools.sim.workload import Workload
 from tests.rigs.real_traces import real_trace

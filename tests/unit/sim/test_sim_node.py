@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from kvpool.config.config import load_config
 from kvpool.key_column import KeyColumn
 from kvpool_tools.sim.cells import Cell, Outcome, run_cell, simulated_config
-from kvpool_tools.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
+from kvpool_tools.sim.node import SimulatedNode
 from kvpool_tools.sim.oracles import belady_hits, lru_hits
+from kvpool_tools.sim.pool import CHUNK_BYTES, POLICIES
 from kvpool_tools.sim.workload import Workload
 from tests.rigs.real_traces import real_trace
 from tests.rigs.simulations import load, random_prompts, workload_of

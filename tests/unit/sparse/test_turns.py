@@ -7,7 +7,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import KVPoolError
-from kvpool_sparse.steps.turns import Turns, in_turn
+from kvpool_sparse.turns import Turns, in_turn
 
 
 class Counter:

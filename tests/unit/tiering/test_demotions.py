@@ -18,7 +18,7 @@ from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.lower_link import LowerLink
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool_tools.sim.metadata_tier import MetadataTier
-from kvpool_tools.sim.node import SimulatedArena, VirtualClock
+from kvpool_tools.sim.pool import SimulatedArena, VirtualClock
 
 CHUNKS = STARTED_AT_ONCE
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)

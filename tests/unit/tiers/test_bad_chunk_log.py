@@ -8,7 +8,7 @@ import pytest
 
 from kvpool import log_pace
 from kvpool.tiers.bad_chunk_log import BadChunkLog
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 FIRST = (
     "a chunk is bad in the ssd tier, and no engine gets it: "

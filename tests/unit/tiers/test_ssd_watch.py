@@ -49,7 +49,7 @@ class FakeLoop:
 
 @dataclass
 class FakeTier:
-    """A tier whose disk has last answered at `answered_s`, or has nothing to answer."""
+    """A tier whose disk was asked at `asked_s` and has not answered, or has nothing to answer (None)."""
 
     loop: FakeLoop
     stall_s: float = 10.0

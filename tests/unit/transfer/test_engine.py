@@ -18,7 +18,7 @@ from kvpool.transfer.engine.child import SUBMIT_S
 from kvpool.transfer.engine.engine import Engine, EngineSettings, Half, ReadEnd
 from kvpool.transfer.transport import Ending
 from tests.rigs.transfer.engine_daemons import HOST, PATIENCE, PROTOCOL, needs_engine
-from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
+from tests.rigs.transfer.engine_pair import CHUNKS, Pair, engine_pair, until
 from tests.rigs.transfer.stranger import stranger
 from tests.unit.native.test_directory import EXTENTS
 from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
@@ -31,11 +31,11 @@ async def test_chunks_arrive_with_their_bytes_extent_by_extent(tmp_path: Path) -
     async with engine_pair(tmp_path, is_real=True) as pair:
         assert await pair.here.transport.accepts(pair.order())
         assert {(one.ending, one.fault) for one in await pair.pull(pair.order())} == {(Ending.DONE, "")}
-        for name in range(pair.chunks):
+        for name in range(CHUNKS):
             assert pair.here.node.chunk(name) == payload(name)
         rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
-        assert rows == list(range(pair.chunks * EXTENTS))
-        assert pair.here.engine.stats()["read_bytes"] == pair.chunks * EXTENTS * EXTENT_BYTES
+        assert rows == list(range(CHUNKS * EXTENTS))
+        assert pair.here.engine.stats()["read_bytes"] == CHUNKS * EXTENTS * EXTENT_BYTES
 
 
 async def test_what_a_stranger_writes_into_the_owners_buffer_never_lands(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_an_owners_process_that_hangs_ends_the_pull_in_time_and_its_ranges
             assert {one.ending for one in ends} == {Ending.FAILED}
             assert here.quarantined_bytes > 0
             assert all(
-                pair.here.node.chunk(name)[:EXTENT_BYTES] != payload(name)[:EXTENT_BYTES] for name in range(pair.chunks)
+                pair.here.node.chunk(name)[:EXTENT_BYTES] != payload(name)[:EXTENT_BYTES] for name in range(CHUNKS)
             )
         finally:
             os.kill(pid, signal.SIGCONT)

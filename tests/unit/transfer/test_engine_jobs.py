@@ -15,7 +15,7 @@ from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import Half, ReadEnd
 from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
-from tests.rigs.transfer.engine_pair import Pair, engine_pair, on_engines_of, until
+from tests.rigs.transfer.engine_pair import CHUNKS, Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 from tests.unit.native.test_directory import EXTENTS
 from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
@@ -37,7 +37,7 @@ async def pair(engines: Pair) -> AsyncIterator[Pair]:
 
 
 def arrived(pair: Pair) -> None:
-    for name in range(pair.chunks):
+    for name in range(CHUNKS):
         assert pair.here.node.chunk(name) == payload(name)
 
 

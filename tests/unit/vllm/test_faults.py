@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 
 import torch
 
-from tests.rigs.vllm.engine import Blocks, ScriptedEngine
+from tests.rigs.vllm.engine import ScriptedEngine, Tables
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import (
     CHUNK,
@@ -241,10 +241,10 @@ def test_an_answer_that_comes_late_is_taken_where_the_request_has_not_begun(star
     begun, waiting = (Request(name, list(TOKENS)) for name in ("begun", "waiting"))
     for request in (begun, waiting):
         assert matched(engine, request) == (None, False)
-    clock.pass_s(301.0)
+    clock.advance(301.0)
     for request in (begun, waiting):
         assert matched(engine, request) == (0, False)
-    engine.scheduler.update_state_after_alloc(begun, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(begun, Tables([[]]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
     withheld.deliver()
     assert matched(engine, waiting) == (5 * CHUNK, True)
@@ -258,9 +258,9 @@ def test_what_is_asked_again_has_all_its_patience_again(start: StartEngine) -> N
     withhold_answers(engine)
     request = Request("patient", list(TOKENS))
     assert matched(engine, request) == (None, False)
-    clock.pass_s(301.0)
+    clock.advance(301.0)
     assert matched(engine, request, CHUNK) == (None, False), "vLLM holds more: a new question"
-    clock.pass_s(301.0)
+    clock.advance(301.0)
     assert matched(engine, request, CHUNK) == (0, False)
 
 
@@ -278,7 +278,7 @@ def test_a_late_answer_is_waited_for_as_long_as_computing_would_take(
     withhold_answers(engine)
     request = Request("late", list(TOKENS))
     first = matched(engine, request)
-    clock.pass_s(0.9 * 5 * CHUNK)
+    clock.advance(0.9 * 5 * CHUNK)
     assert matched(engine, request) == ((None, False) if is_patient else (0, False))
     assert first == (None, False) or not is_patient
 
@@ -305,9 +305,9 @@ def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start: StartEngine) 
         request = Request("waiting", list(TOKENS))
         engine.arrive(request)
         engine.step_until(lambda: counted(engine, "waits_for_another_save") == 1, "it waits")
-        clock.pass_s(601.0)
+        clock.advance(601.0)
         engine.step_until(lambda: request not in engine.requests, "it has ended")
-        clock.pass_s(601.0)
+        clock.advance(601.0)
         engine.idle()
     assert request.external == 3 * CHUNK
 

@@ -7,7 +7,7 @@ import pytest
 from kvpool.states import Level
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.worker.divided_time import DividedTime
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import wait_until
 from tests.rigs.vllm.engine import ScriptedEngine
 from tests.rigs.vllm.request import Request

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.vllm.hybrid_engine import STATE
+from tests.rigs.vllm.model import STATE
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt
 
 PROMPT = 9 * CHUNK + 3

@@ -12,7 +12,7 @@ import pytest
 import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import store
-from tests.rigs.vllm import fake_vllm, token_kv
+from tests.rigs.vllm import fake_vllm
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,7 +22,7 @@ else:
 
 from kvpool_client.connection.promise_line import FRAME_QUESTIONS, Question
 from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, IDLE_STEP_S, STEP_S
-from tests.rigs.vllm.engine import Blocks, ScriptedEngine
+from tests.rigs.vllm.engine import ScriptedEngine, Tables
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, later_clock, matched, prompt, withhold_answers
 from tests.rigs.vllm.specs import LAYERS
@@ -76,7 +76,7 @@ def test_a_request_taken_by_another_connector_leaves_no_ticket(start: StartEngin
     request = Request("taken", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
     assert daemon.stats()["tickets"] == 1
-    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(request, Tables([[]]), 0)
     wait_nothing_held(engine, daemon)
 
 
@@ -87,7 +87,7 @@ def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start: St
     request.num_preemptions = 0  # type: ignore[attr-defined]  # as vLLM has it
     assert offered(engine, request) == 5 * CHUNK
     assert offered(engine, request) == 5 * CHUNK, "there was no room yet"
-    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(request, Tables([[]]), 0)
     assert offered(engine, request) == 0
     request.num_preemptions = 1  # type: ignore[attr-defined]
     engine.scheduler._scheduler._offers.are_declined = False  # an answer of more than a millisecond is waited for
@@ -120,7 +120,7 @@ def test_a_daemon_that_comes_back_has_no_ticket_to_end(start: StartEngine, daemo
     request = Request("taken", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
     daemon.kill()
-    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(request, Tables([[]]), 0)
     engine.scheduler.request_finished_all_groups(request, ([],))
     assert ask(engine, "away", TOKENS).generated == 1
 
@@ -142,10 +142,10 @@ def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answe
     ask(engine, "cold", TOKENS)
     first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
     assert offered(engine, first) == 5 * CHUNK
-    engine.scheduler.update_state_after_alloc(first, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(first, Tables([[]]), 0)
     withheld = withhold_answers(engine)
     assert matched(engine, second) == (0, False)
-    engine.scheduler.update_state_after_alloc(second, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(second, Tables([[]]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
     withheld.end()
     wait_until(lambda: ask(engine, f"own-{counted(engine, 'lookups')}", TOKENS).external > 0, "an offer was taken")
@@ -228,7 +228,7 @@ def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[R
     def ask_and_fill(asked: Request) -> bool:
         is_in = admit(asked)
         for layer in range(LAYERS):
-            token_kv.write(engine.kv[0][layer].numpy(), asked.table, 0, engine._kv_of(0, layer, asked, 0, taken))
+            engine.memory.write(0, 0, layer, asked, range(taken))
         return is_in
 
     return ask_and_fill
@@ -265,7 +265,7 @@ def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(
     request = Request("computed meanwhile", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK, "there was no room for it"
     assert matched(engine, request, 5 * CHUNK) == (0, False)
-    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    engine.scheduler.update_state_after_alloc(request, Tables([[]]), 0)
     withhold_answers(engine)
     patient = Request("patient", list(TOKENS))
     assert matched(engine, patient) == (None, False)
@@ -279,7 +279,7 @@ def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start: St
 
     def wait_for_nothing(wait_s: float = 0.0) -> None:
         waits.append(wait_s)
-        clock.pass_s(wait_s)
+        clock.advance(wait_s)
 
     withheld = withhold_answers(engine)
     line.receive = wait_for_nothing
@@ -304,7 +304,7 @@ def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start: StartEng
     find = half._hits.find
 
     def slow(*arguments: Any) -> Any:
-        clock.pass_s(2 * STEP_S / 5)
+        clock.advance(2 * STEP_S / 5)
         return find(*arguments)
 
     half._hits.find = slow

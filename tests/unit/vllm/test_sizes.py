@@ -11,9 +11,9 @@ from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.config import config_of
 from tests.rigs.vllm.divided_states import DividedStates
-from tests.rigs.vllm.hybrid_engine import STATE, flip_at_the_next_load
+from tests.rigs.vllm.model import STATE
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, flip_at_the_next_load, prompt
 from tests.rigs.vllm.specs import STATE_PADDING, WIDTH
 
 HEADS, WHOLE = 4, 5

@@ -12,19 +12,10 @@ from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnverifiedL
 from kvpool_client.vllm.worker import saver as saver_module
 from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.fetch import Fetch
+from tests.rigs.clock import HandClock
 from tests.rigs.vllm.setting import StartEngine
 
 ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False, may_be_cut=True)
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def now_ns(self) -> int:
-        return self.now
 
 
 class SlowPool:
@@ -33,11 +24,11 @@ class SlowPool:
     chunks = chunks_so_far = 2
     reason = "complete"
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HandClock) -> None:
         self._clock = clock
 
     def _take(self, seconds: int) -> Any:
-        self._clock.now += seconds * 10**9
+        self._clock.ns += seconds * 10**9
         return self
 
     def claim(self, _ticket: bytes) -> Any:
@@ -57,27 +48,27 @@ class SlowPool:
 
 
 def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
-    clock = Clock()
+    clock = HandClock(0)
     fetch = Fetch(ORDER, ticket=0, clock=clock, divided=DividedTime(clock))
     memory = slow_memory(clock)
     fetch.begin_load(memory)
     for layer in range(2):
-        clock.now += 100 * 10**9
+        clock.ns += 100 * 10**9
         assert fetch.wait_layer(layer)
-    clock.now += 100 * 10**9
+    clock.ns += 100 * 10**9
     outcome = fetch.finish()
     assert outcome.is_complete
     assert outcome.seconds == outcome.cost_s == 1 + 2 * 3 + 5
 
 
-def slow_memory(clock: Clock) -> Any:
+def slow_memory(clock: HandClock) -> Any:
     pool: Any = SlowPool(clock)
     return SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
 
 
 @pytest.mark.parametrize(("may_be_cut", "brought"), [(True, 2), (False, 0)])
 def test_a_load_that_may_not_be_cut_has_brought_all_or_nothing(may_be_cut: bool, brought: int) -> None:
-    clock = Clock()
+    clock = HandClock(0)
     order = replace(ORDER, chunks=3, may_be_cut=may_be_cut)
     fetch = Fetch(order, ticket=0, clock=clock, divided=DividedTime(clock))
     pool: Any = SlowPool(clock)
@@ -88,14 +79,14 @@ def test_a_load_that_may_not_be_cut_has_brought_all_or_nothing(may_be_cut: bool,
 
 def test_loads_that_a_step_waits_for_together_cost_the_time_that_passes() -> None:
     """Both bring their layers while the first one is waited for: neither is twice as slow, nor is the other one free."""
-    clock = Clock()
+    clock = HandClock(0)
     divided = DividedTime(clock)
     one, other = (Fetch(ORDER, ticket=0, clock=clock, divided=divided) for _ in range(2))
     one.begin_load(slow_memory(clock))
     other.begin_load(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
     for layer in range(2):
         assert one.wait_layer(layer)
-        clock.now += 100 * 10**9
+        clock.ns += 100 * 10**9
         assert other.wait_layer(layer)
     outcomes = [one.finish(), other.finish()]
     assert [outcome.seconds for outcome in outcomes] == [1 + 2 * 3 + 5, 0]
@@ -106,27 +97,27 @@ class StandingPool(SlowPool):
     """Everything is there when it is waited for."""
 
     def __init__(self) -> None:
-        super().__init__(Clock())
+        super().__init__(HandClock(0))
 
 
 def test_loads_at_the_same_time_cost_together_what_passes() -> None:
-    clock = Clock()
+    clock = HandClock(0)
     divided = DividedTime(clock)
     first = divided.begin_load()
     with divided.waiting():
-        clock.now += 4 * 10**9
+        clock.ns += 4 * 10**9
         second = divided.begin_load()
         with divided.waiting():
-            clock.now += 6 * 10**9
+            clock.ns += 6 * 10**9
         assert divided.end_load(second) == 3
-        clock.now += 2 * 10**9
-    clock.now += 50 * 10**9
+        clock.ns += 2 * 10**9
+    clock.ns += 50 * 10**9
     assert divided.end_load(first) == 4 + 3 + 2
     assert "0 under way, 0 waited for" in repr(divided)
 
 
 def test_a_load_that_fails_to_begin_is_not_under_way_any_more() -> None:
-    clock = Clock()
+    clock = HandClock(0)
     divided = DividedTime(clock)
 
     def broken(_ticket: bytes) -> Any:
@@ -174,7 +165,7 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
 
     monkeypatch.setattr(saver_module, "wait_for_futures", wait)
     half.begin_step(StepPlan(1, is_idle=is_idle))
-    half._running.append((Fetch(ORDER, ticket=0, clock=Clock(), divided=DividedTime(Clock())), future))
+    half._running.append((Fetch(ORDER, ticket=0, clock=HandClock(0), divided=DividedTime(HandClock(0))), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
     assert waited == ([saver_module.LOOK_S] if is_idle else [])
     half._running.clear()

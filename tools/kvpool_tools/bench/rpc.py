@@ -1,5 +1,5 @@
 """`bench rpc`: acquire of 512 chunks, and a hit of 8192 tokens (keys, lookup, acquire, release), against a raw unix socket's
-round trip of as many bytes as the acquire's in the same run (see `bench_echo`); and commits, unless the daemon is a shared one.
+round trip of as many bytes as the acquire's in the same run (see `echo.py`); and commits, unless the daemon is a shared one.
 
 The three are taken in turn, in rounds, of which the first is not counted. The daemon is not pinned to a core. Lookups and
 releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release is not

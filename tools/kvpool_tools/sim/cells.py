@@ -6,8 +6,9 @@ import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import Config
 from kvpool.key_column import KeyColumn
-from kvpool_tools.sim.node import CHUNK_BYTES, SimulatedNode
+from kvpool_tools.sim.node import SimulatedNode
 from kvpool_tools.sim.oracles import belady_hits, lru_hits
+from kvpool_tools.sim.pool import CHUNK_BYTES
 from kvpool_tools.sim.workload import Workload
 
 # How often in a run every invariant is recounted.

@@ -9,10 +9,9 @@ One thread. Invariant: between two calls nothing is reserved.
 
 import kvpool_native
 from kvpool.config.config import Config
-from kvpool.ids import HoldId
+from kvpool.ids import CHECKSUM_BYTES, HoldId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES
 from kvpool.states import Level, SaveState
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget

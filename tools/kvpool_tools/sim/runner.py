@@ -19,7 +19,7 @@ from kvpool.config.config import Config, load_config
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool_tools.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simulated_config
 from kvpool_tools.sim.children import start_bound, stop
-from kvpool_tools.sim.grouped.cell import GroupedCell, run_grouped
+from kvpool_tools.sim.grouped_cell import GroupedCell, run_grouped
 from kvpool_tools.sim.replay_times import read_times
 from kvpool_tools.sim.traces import Trace, TraceError, TraceRequest
 from kvpool_tools.sim.workload import NO_SESSION, Prompt, Workload, make_workload

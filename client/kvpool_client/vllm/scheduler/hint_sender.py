@@ -15,7 +15,7 @@ from functools import partial
 
 from kvpool.clock import Clock, Deadline
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.hints.envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
+from kvpool_client.hint_envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry

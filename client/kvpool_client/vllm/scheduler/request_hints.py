@@ -16,7 +16,7 @@ from typing import Any
 
 from kvpool.protocol.records import peers as pm
 from kvpool.states import TokenRange
-from kvpool_client.hints.envelope import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
+from kvpool_client.hint_envelope import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
 from kvpool_client.vllm.plan import SaveRetention
 from kvpool_client.vllm.surface import EngineRequest
 

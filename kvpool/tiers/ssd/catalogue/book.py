@@ -26,14 +26,13 @@ from kvpool.tiers.base import Counters, Moves
 from kvpool.tiers.slots import Slots
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
-from kvpool.tiers.ssd.catalogue.rows import Row, Touch, pack_restore_rows
+from kvpool.tiers.ssd.catalogue.rows import MS_PER_S, Row, Touch, pack_restore_rows
 from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
 RESTORE_ROWS = 2048
-MS_PER_S = 1000
 
 
 class CatalogueBook:
@@ -111,7 +110,7 @@ class CatalogueBook:
 
     async def restore(
         self,
-        rows: "npt.NDArray[np.void]",
+        rows: npt.NDArray[np.void],
         records: dict[int, NamespaceRecord],
         last_generation: int,
         *,

@@ -163,7 +163,7 @@ class Catalogue:
         with self._lock:
             return len(self._pending) + self._writing
 
-    def fill(self, rows: "npt.NDArray[np.void]") -> None:
+    def fill(self, rows: npt.NDArray[np.void]) -> None:
         """Write many rows at once. Without room the next opening looks for them again. REQUIRES: before `start`.
 
         Raises lmdb.Error.

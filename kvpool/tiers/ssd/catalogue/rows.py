@@ -29,7 +29,7 @@ _GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation
 _KEPT, _KEPT_AT = struct_of(CATALOGUE_ROW, "priority", "duration_s")
 ROW_BYTES = CATALOGUE_ROW.itemsize
 _NONE = (1 << 32) - 1
-_MS_PER_S = 1000
+MS_PER_S = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def generation_of(row: bytes) -> int:
     return generation
 
 
-def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
+def restorable(rows: bytes) -> tuple[npt.NDArray[np.void], int]:
     """The undamaged rows, ancestors and recently used ones first, and the number of damaged ones.
 
     A chunk counts as used when a descendant was used, in whatever order their rows were written.
@@ -100,10 +100,10 @@ def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
 
 
 def pack_restore_rows(
-    rows: "npt.NDArray[np.void]",
+    rows: npt.NDArray[np.void],
     namespaces: dict[int, Namespace],
     size_class_of: Callable[[Namespace], SizeClassId | None],
-) -> "npt.NDArray[np.void]":
+) -> npt.NDArray[np.void]:
     """The catalogue's rows in the form and order that `Directory.restore` takes.
 
     `namespaces`: by the catalogue's numbers. A row whose namespace is unknown, or whose geometry is not its namespace's, is
@@ -112,7 +112,7 @@ def pack_restore_rows(
     packed = np.zeros(len(rows), RESTORE_ROW)
     for name in ("key", "parent", "offset", "generation", "priority"):
         packed[name] = rows[name]
-    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * _MS_PER_S, _NONE)
+    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * MS_PER_S, _NONE)
     packed["namespace"] = packed["size_class"] = _NONE
     for number, namespace in namespaces.items():
         size_class = size_class_of(namespace)

@@ -50,8 +50,6 @@ LATENT_RANK, ROTARY = 512, 64
 
 # One layer that attends to all tokens, to three that attend to the last WINDOW ones.
 HYBRID = Geometry("hybrid", "Gemma3ForCausalLM", 8, 256, 4, 2, 64, 512, 0.08, "float32", 7)
-# The same shape with other weights.
-HYBRID_STRANGER = Geometry("hybrid-stranger", "Gemma3ForCausalLM", 8, 256, 4, 2, 64, 512, 0.08, "float32", 8)
 # Every layer attends to the last WINDOW tokens.
 WINDOWED = Geometry("windowed", "MistralForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 9)
 # Layers of a window and of full attention in turns, sinks, biases, experts.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.clock import NS_PER_S
 from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
@@ -20,6 +19,7 @@ from kvpool_client.connection.promise_line import NOTHING, PromiseLine
 from kvpool_client.key_chain import Namespace
 from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.lease_fetcher import LeaseFetcher
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.payload import tokens_of
 
@@ -81,16 +81,9 @@ class ScriptedLink:
         self.session = None
 
 
-class Clock:
-    now = 0.0
-
-    def now_ns(self) -> int:
-        return int(self.now * NS_PER_S)
-
-
 class Setting:
     def __init__(self) -> None:
-        self.link, self.clock, self.counters = ScriptedLink(), Clock(), Counters()
+        self.link, self.clock, self.counters = ScriptedLink(), HandClock(0), Counters()
         self._pool = kv.connect("/nonexistent/kvpool.sock", model="model", layout=SMALL)
         link: Any = self.link
         counters = self.counters
@@ -209,10 +202,10 @@ def test_the_time_of_an_answer_begins_when_all_of_the_question_is_sent(setting: 
     question = setting.line.ask_promise(setting.hit())
     while not setting.session.sent:
         setting.line.receive()
-        setting.clock.now += 0.9 * TIMEOUT_S
+        setting.clock.now_s += 0.9 * TIMEOUT_S
     setting.line.receive()
     assert question.answer is None, "nothing was late"
-    setting.clock.now += TIMEOUT_S
+    setting.clock.now_s += TIMEOUT_S
     setting.line.receive()
     assert question.answer is NOTHING
 
@@ -308,10 +301,10 @@ def test_a_refused_frame_is_a_miss_for_all_of_it(setting: Setting) -> None:
 def test_a_daemon_without_an_answer_is_left_after_the_time_of_a_round_trip(setting: Setting) -> None:
     question = setting.line.ask_promise(setting.hit())
     setting.line.receive()
-    setting.clock.now = TIMEOUT_S - 0.1
+    setting.clock.now_s = TIMEOUT_S - 0.1
     setting.line.receive()
     assert question.answer is None
-    setting.clock.now = TIMEOUT_S + 0.1
+    setting.clock.now_s = TIMEOUT_S + 0.1
     setting.line.receive()
     assert question.answer is NOTHING
     assert setting.link.failures == [f"no promise has come for {TIMEOUT_S:g} s"]
@@ -320,13 +313,13 @@ def test_a_daemon_without_an_answer_is_left_after_the_time_of_a_round_trip(setti
 def test_each_answer_gives_the_rest_as_much_time_again(setting: Setting) -> None:
     first = setting.line.ask_promise(setting.hit())
     setting.line.receive()
-    setting.clock.now = 0.9 * TIMEOUT_S
+    setting.clock.now_s = 0.9 * TIMEOUT_S
     second = setting.line.ask_promise(setting.hit())
     setting.line.receive()
     setting.session.answer(bm.Batched([_body(pr.Promised(1, b"\x01", TICKET))]), setting.session.sent[0][0])
     setting.line.receive()
     assert first.answer is not None
-    setting.clock.now = 1.8 * TIMEOUT_S
+    setting.clock.now_s = 1.8 * TIMEOUT_S
     setting.line.receive()
     assert second.answer is None
     assert setting.session.is_alive

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kvpool_client.connection.session_log import PAUSE_S, SessionLog
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 ENDED = "kvpool: the connection to the daemon at /run/s has ended: {}; nothing is loaded or saved until it is back{}"
 BACK = "kvpool: connected to the daemon at /run/s, after {} s without one"

@@ -19,7 +19,7 @@ from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.lease_fetcher import NO_LEASE, LeaseFetcher
 from kvpool_client.verbs.store_search import ELSEWHERE_MAX, END_KEYS_MAX
-from tests.model.groups.test_group_lookup_model import Index
+from tests.model.test_group_lookup_model import Index
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 

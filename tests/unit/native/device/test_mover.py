@@ -121,7 +121,7 @@ def test_what_lies_outside_is_refused(rig: Rig) -> None:
 
 
 def test_a_mover_needs_memory_of_its_own_device_and_room(rig: Rig) -> None:
-    emulated.require_devices(2)
+    emulated.require_two_devices()
     other = Device(emulated.driver_path(), 1)
     with pytest.raises(ValueError, match="this device"):
         DeviceMover(other, rig.memory, rig.arena, rig.view, DEVICE_RING_BYTES_MIN)

@@ -42,11 +42,11 @@ def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     return np.uint64(array.ctypes.data) + np.arange(len(array), dtype=np.uint64) * np.uint64(array[0].nbytes)
 
 
-def _summaries(keys: Floats, values: Floats, form: str = "clusters7") -> npt.NDArray[np.uint8]:
-    size = kvpool_native.summary_bytes(form, DIM)
+def _summaries(keys: Floats, values: Floats) -> npt.NDArray[np.uint8]:
+    size = kvpool_native.summary_bytes("clusters7", DIM)
     out = np.full((len(keys), KV_HEADS, size), 0xAA, np.uint8)
     kvpool_native.build_summaries(
-        form=form,
+        form="clusters7",
         dtype="float32",
         head_dim=DIM,
         kv_heads=KV_HEADS,
@@ -60,7 +60,7 @@ def _summaries(keys: Floats, values: Floats, form: str = "clusters7") -> npt.NDA
 
 
 def _recall(form: str = "clusters7", **rule: float) -> kvpool_native.Recall:
-    return kvpool_native.Recall(form=form, head_dim=DIM, kv_heads=KV_HEADS, group=GROUP, **rule)
+    return kvpool_native.Recall(form="clusters7", head_dim=DIM, kv_heads=KV_HEADS, group=GROUP, **rule)
 
 
 def test_sizes_are_those_of_the_format() -> None:

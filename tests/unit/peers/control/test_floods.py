@@ -9,56 +9,49 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.loop_share import PIECE_NS_MAX, SLICE_NS, LoopShare
 from kvpool.peers.loop_socket import LoopSocket
+from tests.rigs.clock import HandClock
 from tests.rigs.nodes.peers import Owner, fleet, until
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def now_ns(self) -> int:
-        return self.now
-
-
-def _use(share: LoopShare, clock: _Clock, time_ns: int) -> None:
+def _use(share: LoopShare, clock: HandClock, time_ns: int) -> None:
     with share.used():
-        clock.now += time_ns
+        clock.ns += time_ns
 
 
 def test_work_beyond_the_slice_is_followed_by_a_pause() -> None:
-    clock = _Clock()
+    clock = HandClock(0)
     share = LoopShare(0.2, clock)
     assert share.wait_s == 0.0
     _use(share, clock, 2 * SLICE_NS)
     assert share.wait_s > 0.0
-    clock.now += int(share.wait_s * 1e9) + 1
+    clock.ns += int(share.wait_s * 1e9) + 1
     assert share.wait_s == 0.0
 
 
 def test_no_more_than_the_share_is_used() -> None:
-    clock = _Clock()
+    clock = HandClock(0)
     share = LoopShare(0.2, clock)
     worked = 0
-    while clock.now < 1_000_000_000:
+    while clock.ns < 1_000_000_000:
         wait_s = share.wait_s
-        clock.now += int(wait_s * 1e9) + 1
+        clock.ns += int(wait_s * 1e9) + 1
         if not wait_s:
             _use(share, clock, 100_000)
             worked += 100_000
-    assert 0.15 < worked / clock.now < 0.21
+    assert 0.15 < worked / clock.ns < 0.21
 
 
 def test_time_without_work_saves_up_one_slice() -> None:
-    clock = _Clock()
+    clock = HandClock(0)
     share = LoopShare(0.2, clock)
-    clock.now += 10**12
+    clock.ns += 10**12
     assert share.wait_s == 0.0
     _use(share, clock, 2 * SLICE_NS)
     assert share.wait_s > 0.0
 
 
 def test_a_machine_that_stopped_in_the_middle_costs_a_bounded_pause() -> None:
-    clock = _Clock()
+    clock = HandClock(0)
     share = LoopShare(0.2, clock)
     _use(share, clock, 10**12)
     assert share.wait_s < (PIECE_NS_MAX + SLICE_NS) / 0.2 / 1e9
@@ -66,7 +59,7 @@ def test_a_machine_that_stopped_in_the_middle_costs_a_bounded_pause() -> None:
 
 @pytest.mark.asyncio
 async def test_expensive_messages_are_read_a_few_at_a_time() -> None:
-    clock = _Clock()
+    clock = HandClock(0)
     context = zmq.Context()
     sending, receiving = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     receiving.bind("inproc://here")
@@ -78,13 +71,13 @@ async def test_expensive_messages_are_read_a_few_at_a_time() -> None:
     def take(_: object) -> None:
         nonlocal taken
         taken += 1
-        clock.now += 2 * SLICE_NS
+        clock.ns += 2 * SLICE_NS
 
     made = LoopSocket(receiving, asyncio.get_running_loop(), take, share=LoopShare(0.2, clock))
     for _ in range(10):
         await asyncio.sleep(0)
     assert taken == 1, "the clock stands but for the messages, and so there is no further turn"
-    clock.now += 10 * SLICE_NS
+    clock.ns += 10 * SLICE_NS
     while taken < 2:
         await asyncio.sleep(0.001)
     made.close()

@@ -6,8 +6,8 @@ from kvpool.peers.control.pullers import NODES_PER_KEY, Pullers
 SHARED, OWN = "aa" * 32, "bb" * 32
 
 
-def pullers_of(*, most: int = 1000) -> Pullers:
-    return Pullers(MonotonicClock(), connections_max=most, per_peer_max=4, idle_s=60.0, shared_key=SHARED)
+def make_pullers() -> Pullers:
+    return Pullers(MonotonicClock(), connections_max=1000, per_peer_max=4, idle_s=60.0, shared_key=SHARED)
 
 
 def greet(pullers: Pullers, number: int, node: str, key: str) -> tuple[str, int]:
@@ -24,21 +24,21 @@ def greet(pullers: Pullers, number: int, node: str, key: str) -> tuple[str, int]
 
 
 def test_the_nodes_of_a_fleet_with_one_key_do_not_end_each_others_connections() -> None:
-    pullers = pullers_of()
+    pullers = make_pullers()
     peers = [greet(pullers, number, f"node-{number}", SHARED) for number in range(20)]
     assert [ended for _, ended in peers] == [0] * 20
     assert len({peer for peer, _ in peers}) == len(pullers) == 20
 
 
 def test_a_key_of_its_own_is_one_peer_whatever_names_it_shows() -> None:
-    pullers = pullers_of()
+    pullers = make_pullers()
     peers = [greet(pullers, number, f"node-{number}", OWN) for number in range(20)]
     assert {peer for peer, _ in peers} == {OWN}
     assert len(pullers) == 4
 
 
 def test_names_beyond_the_bound_of_a_shared_key_are_one_peer() -> None:
-    pullers = pullers_of()
+    pullers = make_pullers()
     for number in range(2 * NODES_PER_KEY):
         greet(pullers, number, f"node-{number}", SHARED)
     assert len(pullers) == NODES_PER_KEY + 4

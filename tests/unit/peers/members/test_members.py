@@ -26,25 +26,19 @@ from kvpool.peers.members.member import (
 )
 from kvpool.peers.members.member_watch import MemberWatch, WatchSettings
 from kvpool.peers.members.static_members import StaticMembers
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import wait_until
 
 WATCH = WatchSettings(refresh_s=0.01, look_s=60.0, back_off=BackOffSettings(first_s=0.01, most_s=0.05))
-
-
-class _Clock:
-    now_s = 0.0
-
-    def now_ns(self) -> int:
-        return int(self.now_s * 1e9)
 
 
 def _member(number: int, life: int = 1) -> Member:
     return Member(f"tcp://10.0.0.{number}:5600", b"", f"node-{number}", bytes([life]) * 16)
 
 
-def _book(**settings: Any) -> tuple[MemberBook, list[MembersChange], _Clock]:
+def _book(**settings: Any) -> tuple[MemberBook, list[MembersChange], HandClock]:
     changes: list[MembersChange] = []
-    clock = _Clock()
+    clock = HandClock(0)
     return MemberBook(changes.append, BookSettings(**settings), clock), changes, clock
 
 
@@ -70,7 +64,7 @@ def test_a_member_that_comes_and_goes_keeps_its_place() -> None:
     book, changes, clock = _book(linger_s=10.0)
     for turn in range(20):
         book.replace([_member(1), _member(2)] if turn % 2 else [_member(1)])
-        clock.now_s += 6.0
+        clock.advance(6.0)
     assert changes == [MembersChange(joined=(_member(1),)), MembersChange(joined=(_member(2),))]
     book.verify()
 
@@ -103,7 +97,7 @@ def test_the_time_of_members_does_not_pass_while_their_source_is_away() -> None:
         clock.now_s = now_s
         book.note_return()
         book.replace([_member(1)])
-        clock.now_s += 5
+        clock.advance(5)
         book.replace([_member(1)])
     assert len(book.current()) == 2
     clock.now_s = 206.0
@@ -168,7 +162,7 @@ def test_random_lists_keep_the_invariants(seed: int) -> None:
     book, changes, clock = _book(members_max=5, linger_s=3.0, own=frozenset({"node-0"}))
     known: set[str] = set()
     for _ in range(2000):
-        clock.now_s += chance.random() * 2
+        clock.advance(chance.random() * 2)
         book.replace([_member(number, chance.randrange(1, 3)) for number in range(10) if chance.random() < 0.4])
         book.verify()
         if changes:
@@ -238,7 +232,9 @@ def test_a_list_has_entries_between_commas_and_every_fault_is_named() -> None:
 def test_a_static_list_is_reported_once() -> None:
     changes: list[MembersChange] = []
     own = BookSettings(own=frozenset({"tcp://10.0.0.1:5600"}))
-    members = StaticMembers(parse_members("10.0.0.1:5600, 10.0.0.2:5600")[0], changes.append, book=own, clock=_Clock())
+    members = StaticMembers(
+        parse_members("10.0.0.1:5600, 10.0.0.2:5600")[0], changes.append, book=own, clock=HandClock(0)
+    )
     assert members.current() == ()
     members.start()
     assert changes == [MembersChange(joined=(Member("tcp://10.0.0.2:5600"),))]

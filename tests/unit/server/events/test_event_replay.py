@@ -6,7 +6,7 @@ from kvpool.server.events import replay as event_replay
 from kvpool.server.events import republish_schedule
 from kvpool.server.events.replay import NUMBER, PEERS_MAX, Message, ReplayBuffer, Replays
 from kvpool.server.events.republish_schedule import REPUBLISHED_AT_ONCE, Republish, RepublishSchedule
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 
 def _message(number: int, topic: bytes = b"a", size: int = 10) -> Message:

@@ -14,7 +14,7 @@ from kvpool.server.health.health import Health
 from kvpool.server.health.probe import ProbeResult
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, plan_geometry
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import wait_until
 
 

@@ -16,7 +16,7 @@ from kvpool.server.health.health import HealthReport
 from kvpool.server.metrics.answers import PAGE_S, make_app
 from kvpool.server.metrics.http import CONNECTIONS_MAX, REQUEST_TIMEOUT_S, MetricsServer
 from kvpool.server.metrics.measurements import LoopStalled
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import wait_until
 
 GOOD = HealthReport(True, True, (), None, None)

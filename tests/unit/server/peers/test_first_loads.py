@@ -183,7 +183,7 @@ async def test_a_node_that_lends_too_little_is_asked_where_no_other_has_it_and_a
         assert record.deferred_s > 0
         assert "had none of 1 chunks that it had announced" in record.last_error
         assert await load_first(here, alone) == (12, 12, 12)
-        here.clock.pass_s(60)
+        here.clock.advance(60)
         assert not record.deferred_s
 
 
@@ -391,7 +391,7 @@ async def test_connections_that_end_before_an_extent_cost_nothing_where_another_
         assert loaded == 12 if has_other and 5 not in extents else loaded < 12 or has_other
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
         assert here.tier.verify() == []
-        here.clock.pass_s(60)
+        here.clock.advance(60)
         assert await load_first(here, keys) == (12, 12, 12)
         relay.close()
 
@@ -410,7 +410,7 @@ async def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
             assert permit is not None
             breaker.fail(permit)
         assert await load_ranks(here, columns) == 0
-        here.clock.pass_s(100)
+        here.clock.advance(100)
         assert await load_ranks(here, columns) == 20
         there.pool.session = mine
         for rank in range(4):

@@ -6,7 +6,7 @@ from typing import cast
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.former_members import FORMER_MAX, FORMER_S, FormerMembers
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 
 def link_of(number: int) -> PeerLink:

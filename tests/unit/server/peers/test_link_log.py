@@ -14,7 +14,7 @@ from kvpool.peers.members.member import Member
 from kvpool.server.peers.link_log import LINES_AT_ONCE, LinkLog, stream_problems
 from kvpool.tiers.peer.node_records import NodeRecords
 from tests.e2e.remote.test_fleet_faults import rows_of_page
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 
 class Link(PeerLink):

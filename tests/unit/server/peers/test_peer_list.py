@@ -20,7 +20,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.peer_list import ROWS_MAX, PeerVerbs, describe, name_of, peer_rows
 from kvpool.tiers.peer.node_records import NodeRecord, NodeRecords
-from kvpool_tools.sim.node import VirtualClock
+from kvpool_tools.sim.pool import VirtualClock
 
 LIFE = PeerLife("other", bytes(range(16)), "tcp://127.0.0.1:2", is_new=False)
 RECORDS = NodeRecords(VirtualClock(), random.Random(1))

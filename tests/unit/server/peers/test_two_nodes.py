@@ -218,7 +218,7 @@ async def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_ag
         assert (asked, await here.pool.load(KEYS)) == (2, 6)
         assert there.server.counts["pulls"] == asked
         assert here.hints.count_of(there.name) == len(KEYS), "only events say what a node has"
-        here.clock.pass_s(3.1)
+        here.clock.advance(3.1)
         assert await here.pool.load(KEYS) == 6
         assert there.server.counts["pulls"] == asked + 1
 

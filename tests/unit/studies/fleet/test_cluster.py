@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvpool.config.config import load_config
 from kvpool_tools.sim.cells import Cell, run_cell
-from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.pool import POLICIES
 from kvpool_tools.sim.workload import Prompt, make_workload
 from studies.fleet.routers import ROUTERS
 from tests.rigs.clusters import cluster_cell, run

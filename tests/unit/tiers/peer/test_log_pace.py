@@ -6,7 +6,7 @@ import pytest
 
 from kvpool.log_pace import INTERVAL_S, LogPace
 from kvpool.peers.control import records as r
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.nodes.fleet import two_nodes
 from tests.rigs.tiers.tiered_pool import key_of
 

@@ -1,33 +1,21 @@
 """Pace of a node: what was measured decides, slow nodes fall at once, and rise again when nobody has asked them for a while."""
 
 import random
-from dataclasses import dataclass
 
 import pytest
 
-from kvpool.clock import NS_PER_S
 from kvpool.tiers.peer.node_records import NODES_MAX, NodeRecords
 from kvpool.tiers.peer.pace import MIB, PRIOR_BYTES_PER_S, PRIOR_WAIT_S, Pace
-
-
-@dataclass
-class Scripted:
-    ns: int = 1
-
-    def now_ns(self) -> int:
-        return self.ns
-
-    def pass_s(self, seconds: float) -> None:
-        self.ns += int(seconds * NS_PER_S)
+from tests.rigs.clock import HandClock
 
 
 @pytest.fixture
-def clock() -> Scripted:
-    return Scripted()
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
-def pace(clock: Scripted) -> Pace:
+def pace(clock: HandClock) -> Pace:
     return Pace(clock)
 
 
@@ -63,18 +51,18 @@ def test_an_answer_that_never_came_counts_as_a_long_one(pace: Pace) -> None:
     assert pace.wait_s > 0.2
 
 
-def test_with_time_a_slow_node_is_worth_a_try_again(pace: Pace, clock: Scripted) -> None:
+def test_with_time_a_slow_node_is_worth_a_try_again(pace: Pace, clock: HandClock) -> None:
     pace.note_answer(2.0)
     pace.note_bytes(MIB, 8.0)
     slow = pace.bytes_per_s
-    clock.pass_s(60)
+    clock.advance(60)
     assert slow < pace.bytes_per_s < 3 * slow
-    clock.pass_s(1200)
+    clock.advance(1200)
     assert pace.bytes_per_s > 0.9 * PRIOR_BYTES_PER_S
     assert pace.wait_s == pytest.approx(PRIOR_WAIT_S, rel=0.01)
 
 
-def test_the_node_that_was_asked_longest_ago_is_forgotten_first(clock: Scripted) -> None:
+def test_the_node_that_was_asked_longest_ago_is_forgotten_first(clock: HandClock) -> None:
     records = NodeRecords(clock, random.Random(1))
     for number in range(NODES_MAX):
         records.of(f"node-{number}")

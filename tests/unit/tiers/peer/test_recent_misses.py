@@ -1,7 +1,7 @@
 """Tests of recent misses: a node that was named is not asked again at once, and soon it is; bounded."""
 
 from kvpool.tiers.peer.recent_misses import MISSES_MAX, REMEMBERED_S, RecentMisses
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 
 def test_a_miss_counts_for_a_moment_for_this_node_and_chunk() -> None:

@@ -16,7 +16,7 @@ from kvpool.transfer.near.near_transport import REFUSED_S, NearTransport
 from kvpool.transfer.near.owners import NearFailed
 from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Ending, Order, Region
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 from tests.rigs.nodes.peers import until
 from tests.unit.native.test_directory import EXTENTS
 from tests.unit.transfer.near.test_near_queue import CHUNKS, Pair, checks, with_word

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.vllm.hybrid_engine import STATE, flip_at_the_next_load
+from tests.rigs.vllm.model import STATE
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, flip_at_the_next_load, prompt
 
 PROMPT = 9 * CHUNK + 3
 WHOLE = PROMPT // CHUNK

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.rigs.daemon import Daemon
-from tests.rigs.vllm.hybrid_engine import STATE
+from tests.rigs.vllm.model import STATE
 from tests.rigs.vllm.request import BLOCK
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt
 

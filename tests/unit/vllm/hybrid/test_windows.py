@@ -7,9 +7,9 @@ import pytest
 from kvpool.states import Level
 from kvpool_client.engines.load_cost import FIRST_PROBE_S, FittedTime
 from kvpool_client.vllm.identity.geometry import Geometry
-from tests.rigs.blocks.clock import HandClock
-from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.vllm.hybrid_engine import MIXED
+from tests.rigs.clock import HandClock
+from tests.rigs.daemon import Daemon
+from tests.rigs.vllm.model import MIXED
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
 
@@ -107,20 +107,19 @@ def test_events_have_the_chunks_of_full_attention_and_name_their_group(
 ) -> None:
     engine = start(windows=windows, kvpool__events=True)
     ask(engine, "cold", tokens_of(1))
-    events: list[Any] = []
+
+    def named(name: str) -> list[Any]:
+        return [event for event in engine.events if type(event).__name__ == name]
 
     def have_come(name: str) -> bool:
-        engine.step()
-        events.extend(event for event in engine.scheduler.take_events() if type(event).__name__ == name)
-        return sum(len(event.block_hashes) for event in events) == PROMPT // CHUNK * CHUNK // BLOCK
+        return sum(len(event.block_hashes) for event in named(name)) == PROMPT // CHUNK * CHUNK // BLOCK
 
-    wait_until(lambda: have_come("BlockStored"), "every block is published once")
-    assert {event.group_idx for event in events} == {group}
-    events.clear()
+    engine.step_until(lambda: have_come("BlockStored"), "every block is published once")
+    assert {event.group_idx for event in named("BlockStored")} == {group}
     with new_daemon.admin() as admin:
         admin.flush(None, None)
-    wait_until(lambda: have_come("BlockRemoved"), "and removed")
-    assert {event.group_idx for event in events} == {group}
+    engine.step_until(lambda: have_come("BlockRemoved"), "and removed")
+    assert {event.group_idx for event in named("BlockRemoved")} == {group}
 
 
 def test_fewer_blocks_are_used_with_the_pool_than_to_compute(start: StartEngine) -> None:

@@ -10,11 +10,9 @@ from kvpool_client.vllm.ranks.replicas import groups_of_states, heads_of_all_lay
 ONE = {"num_key_value_heads": 4, "hidden_size": 64, "rope": {"theta": 10_000}}
 
 
-def config_with(described: dict[str, Any], *, heads: int = 4, **more: Any) -> Any:
+def config_with(described: dict[str, Any], **more: Any) -> Any:
     text = SimpleNamespace(to_dict=lambda: described)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads, hf_text_config=text), **more
-    )
+    return SimpleNamespace(model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4, hf_text_config=text), **more)
 
 
 def test_one_number_for_every_layer_is_certain() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvpool.states import DEFAULT_PRIORITY, Level
-from kvpool_client.hints.envelope import ACTIONS_MAX, DIRECTIVES_MAX
+from kvpool_client.hint_envelope import ACTIONS_MAX, DIRECTIVES_MAX
 from kvpool_client.vllm.scheduler.request_hints import ANSWER, request_hints_of
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm.engine import ScriptedEngine

@@ -95,7 +95,7 @@ def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(start: Star
         engine.step_until(lambda: request not in engine.requests, "it has ended")
         if holds_blocks:
             engine.step_until(lambda: bool(saver._waiting), "its save waits for the other one")
-        clock.pass_s(601.0)
+        clock.advance(601.0)
         engine.idle()
         assert not engine.scheduler.has_pending_push_work()
         assert not engine.blocks.held
@@ -149,7 +149,7 @@ def test_a_save_that_is_slow_is_dropped_and_counted(start: StartEngine, gate: Ga
     engine.arrive(*requests)
     engine.step_until(lambda: not engine.requests, "they have ended")
     wait_until(lambda: len(gate.waiting) == 2, "the threads have taken up two")
-    clock.pass_s(601.0)
+    clock.advance(601.0)
     gate.set()
     engine.idle()
     # Two had been taken up by the threads; the others are not begun.

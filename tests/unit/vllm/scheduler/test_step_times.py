@@ -7,7 +7,7 @@ import pytest
 
 from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.vllm.scheduler.step_times import StepTimes, prefill_tokens
-from tests.rigs.blocks.clock import HandClock
+from tests.rigs.clock import HandClock
 
 # An engine on two processor cores: 1,860 tokens of prompts a second, and 64 decoding requests take 85 ms.
 PREFILL_PER_S = 1860.0

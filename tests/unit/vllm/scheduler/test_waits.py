@@ -69,7 +69,7 @@ def test_the_wait_is_no_longer_than_computing_what_the_engine_does_not_hold(star
     held = 5 * CHUNK
     with being_saved(engine, TOKENS[: 7 * CHUNK]):
         assert matched(engine, request, held) == LATER
-        clock.pass_s(2.0 * CHUNK)
+        clock.advance(2.0 * CHUNK)
         assert matched(engine, request, held) == NOTHING, "computing it is faster"
 
 

@@ -65,7 +65,7 @@ def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(start
         engine.step()
         assert counted(engine, "waits_for_another_save") == number + 1
         assert request.offers == []
-        clock.pass_s(601.0)
+        clock.advance(601.0)
         engine.run(request)
         assert request.external == expected
     assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=waits).external == 0

@@ -16,8 +16,8 @@ from kvpool_sparse import SparseConfig, SparseSequence
 from kvpool_sparse.page_table import PageTable
 from kvpool_sparse.pages import Page, PageForm, PageMemory
 from kvpool_sparse.results import Floats
-from kvpool_sparse.steps.teams import team_of
 from kvpool_sparse.tally import Tally
+from kvpool_sparse.teams import team_of
 from kvpool_tools.bench.lookup_attention.choice import Sizes
 from kvpool_tools.bench.measure import timed_with_cpu_s
 

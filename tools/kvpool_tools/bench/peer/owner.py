@@ -36,12 +36,12 @@ def engine_settings(protocol: str, devices: str, command: tuple[str, ...]) -> En
     return EngineSettings(HOST, protocol, devices, PORTS, BUFFER_BYTES, command, hang_s=LONG_S)
 
 
-async def wait_until_serving(engine: Engine, timeout_s: float = LONG_S) -> None:
+async def wait_until_serving(engine: Engine) -> None:
     """Wait until the engine's process serves. Raises ConnectionError with the reason."""
-    deadline = Deadline(timeout_s)
+    deadline = Deadline(LONG_S)
     while not engine.is_serving:
         if engine.process.error or deadline.has_passed():
-            raise ConnectionError(engine.process.error or f"TransferEngine has not begun within {timeout_s:g} s")
+            raise ConnectionError(engine.process.error or f"TransferEngine has not begun within {LONG_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 

@@ -8,9 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvpool_tools.bench.measure import median, quantiles_us, rates
-from kvpool_tools.bench.replay.client import RequestResult
-
-WRONG_NAMED_MAX = 16
+from kvpool_tools.bench.replay.client import WRONG_NAMED_MAX, RequestResult
 
 
 @dataclass(slots=True)

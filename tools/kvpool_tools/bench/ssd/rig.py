@@ -144,7 +144,7 @@ class QueueRig:
         rows["arena_slot"] = (self._source_slots if is_write else self._target_slots)[list(chunks)]
         return self._start_rows(rows, self.chunk_bytes, is_write=is_write)
 
-    def _start_rows(self, rows: "npt.NDArray[np.void]", chunk_bytes: int, *, is_write: bool) -> int:
+    def _start_rows(self, rows: npt.NDArray[np.void], chunk_bytes: int, *, is_write: bool) -> int:
         common = (rows.tobytes(), self._epoch, self._namespace, EXTENTS, chunk_bytes // EXTENTS, self._index)
         job = self._queue.write(*common) if is_write else self._queue.read(*common, DEMAND)
         if not job:
@@ -192,7 +192,7 @@ class QueueRig:
         return self._arena.view()[int(place) : int(place) + (size or self.chunk_bytes)]
 
 
-def _moves(seed: int, places: npt.NDArray[np.uint64]) -> "npt.NDArray[np.void]":
+def _moves(seed: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     """Rows of chunks at places in the files."""
     moves = np.zeros(len(places), MOVE_ROW)
     moves["key"] = KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(len(places)))).rows

@@ -15,7 +15,9 @@ import click
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
 from kvpool.units import parse_size
+from kvpool_tools.bench.control_turns import bench_turns
 from kvpool_tools.bench.copy import bench_copy
+from kvpool_tools.bench.counted import RATIO_MAX, bench_counts, read_counts, slower
 from kvpool_tools.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.footprint import bench_footprint, default_capacity
@@ -36,10 +38,8 @@ from kvpool_tools.bench.rpc import bench_rpc
 from kvpool_tools.bench.shares import bench_shares
 from kvpool_tools.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
 from kvpool_tools.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
-from kvpool_tools.bench.turns.counted import RATIO_MAX, bench_counts, read_counts, slower
-from kvpool_tools.bench.turns.turns import bench_turns
 from kvpool_tools.cli.bench_report import Advance, Report, Row
-from kvpool_tools.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
+from kvpool_tools.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool_tools.cli.number_range import NumberRange
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool_tools.cli.sparse_bench import sparse_choice, sparse_options
@@ -81,12 +81,7 @@ def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
 traces_argument = click.argument("traces", nargs=-1, metavar="[TRACE]...", type=click.Path(dir_okay=False))
 
 
-def _epilog(*examples: str) -> str:
-    lines = "\n".join(f"  {example}" for example in examples)
-    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
-
-
-@cli.group(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl --json bench rpc --out rpc.json"))
+@cli.group(epilog=epilog("kvpoolctl bench copy", "kvpoolctl --json bench rpc --out rpc.json"))
 def bench() -> None:
     """Measure against floors of the same run on the same cores.
 
@@ -97,7 +92,7 @@ def bench() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl bench copy --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench copy", "kvpoolctl bench copy --quick --json"))
 @bench_options
 def copy(options: Options, quick: bool, out: str | None) -> None:
     """Save and load, for each copying thread, against memcpy of the same bytes."""
@@ -105,7 +100,7 @@ def copy(options: Options, quick: bool, out: str | None) -> None:
         _measure_kinds(report, options, ["copy"], is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench shares", "kvpoolctl bench shares --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench shares", "kvpoolctl bench shares --quick --json"))
 @bench_options
 def shares(options: Options, quick: bool, out: str | None) -> None:
     """Load a rank's heads of chunks that engines of other tensor-parallel sizes have stored, against shards of its own."""
@@ -113,7 +108,7 @@ def shares(options: Options, quick: bool, out: str | None) -> None:
         _measure_kinds(report, options, ["shares"], is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))
 @bench_options
 def lookup(options: Options, quick: bool, out: str | None) -> None:
     """Keys and lookup of a 128k-token prompt, against SHA-256 and a dict."""
@@ -121,7 +116,7 @@ def lookup(options: Options, quick: bool, out: str | None) -> None:
         _measure_kinds(report, options, ["lookup"], is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
 @bench_options
 def rpc(options: Options, quick: bool, out: str | None) -> None:
     """Acquire and commit of 512 chunks and a hit of 8192 tokens, against a raw socket's round trip."""
@@ -129,7 +124,7 @@ def rpc(options: Options, quick: bool, out: str | None) -> None:
         _measure_kinds(report, options, ["rpc"], is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --ssd-chunks 4M"))
+@bench.command(epilog=epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --ssd-chunks 4M"))
 @click.option(
     "--capacity", metavar="SIZE", help="The arena (default: 16GiB, or what the machine can spare of it; --quick: 1GiB)."
 )
@@ -153,7 +148,7 @@ def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, qu
         report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench turns", "kvpoolctl bench turns --count --against counts.json"))
+@bench.command(epilog=epilog("kvpoolctl bench turns", "kvpoolctl bench turns --count --against counts.json"))
 @click.option("--count", is_flag=True, help="Count instructions of requests instead, by valgrind: about a minute.")
 @click.option(
     "--against",
@@ -187,7 +182,7 @@ def turns(options: Options, count: bool, against: str | None, quick: bool, out: 
         )
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))
 @click.option(
     "--rdma-protocol",
     type=click.Choice(["tcp", "rdma"]),
@@ -211,7 +206,7 @@ def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: 
         _measure_peer(report, EngineChoice(protocol, rdma_devices), is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench sparse", "kvpoolctl bench sparse --tokens 64k --threads 1 --paths"))
+@bench.command(epilog=epilog("kvpoolctl bench sparse", "kvpoolctl bench sparse --tokens 64k --threads 1 --paths"))
 @sparse_options
 @bench_options
 def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None:
@@ -236,7 +231,7 @@ path_option = click.option(
 )
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench ssd", "kvpoolctl bench ssd --path /mnt/nvme --size 1GiB --json"))
+@bench.command(epilog=epilog("kvpoolctl bench ssd", "kvpoolctl bench ssd --path /mnt/nvme --size 1GiB --json"))
 @path_option
 @click.option("--size", metavar="SIZE", help=f"Bytes of one pass, 8MiB or more (default: {DEFAULT_SIZE}).")
 @bench_options
@@ -253,7 +248,7 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 
 
 @bench.command(
-    epilog=_epilog(
+    epilog=epilog(
         "kvpoolctl bench replay conversation_trace.jsonl.gz --capacity 10%",
         f"{TRACES_VARIABLE}=traces kvpoolctl bench replay --quick --json",
     )
@@ -339,7 +334,7 @@ def replay(
         _measure_replay(report, named, asked)
 
 
-@bench.command("all", epilog=_epilog("kvpoolctl bench all", "kvpoolctl bench all traces/*.jsonl.gz --out bench.json"))
+@bench.command("all", epilog=epilog("kvpoolctl bench all", "kvpoolctl bench all traces/*.jsonl.gz --out bench.json"))
 @traces_argument
 @bench_options
 def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str | None) -> None:

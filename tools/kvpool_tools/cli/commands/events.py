@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kvpool.events import Event, EventKind
+from kvpool.key_column import SHOWN_DIGITS
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.router_events.columns import NamespaceNames, unpack_events, unpack_namespaces
@@ -21,7 +22,6 @@ from kvpool_tools.cli.output import print_json, print_line
 
 WAIT_S = 10.0
 ID_MAX = (1 << 63) - 1
-KEY_DIGITS = 16
 
 
 @cli.command(
@@ -121,13 +121,13 @@ def _line(event: Event, names: NamespaceNames) -> str:
     tiers = "+".join(level.name.lower() for level in levels_in(event.tiers)) or "-"
     before = "+".join(level.name.lower() for level in levels_in(event.tiers_before)) or "-"
     what = f"{event.id:>8}  {event.kind.name.lower():<8}  {len(event.chunks):>5}  {model}  {before} -> {tiers}"
-    what += f"  {event.chunks[0].hex()[:KEY_DIGITS]}"
+    what += f"  {event.chunks[0].hex()[:SHOWN_DIGITS]}"
     if event.kind == EventKind.STORED and event.parent:
-        what += f" behind {event.parent.hex()[:KEY_DIGITS]}"
+        what += f" behind {event.parent.hex()[:SHOWN_DIGITS]}"
     if event.adapter:
         what += f"  adapter {event.adapter}"
     if event.salt_tag:
-        what += f"  salt {event.salt_tag.hex()[:KEY_DIGITS]}"
+        what += f"  salt {event.salt_tag.hex()[:SHOWN_DIGITS]}"
     if event.priority != event.priority_before:
         what += f"  priority {event.priority_before} -> {event.priority}"
     return f"{what}  {event.cause.name.lower().replace('_', '-')}"

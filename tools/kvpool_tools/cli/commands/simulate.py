@@ -24,7 +24,7 @@ from kvpool_tools.cli.simulation.options import SimulateOptions, parse_blocks, p
 from kvpool_tools.cli.simulation.rows import COLUMNS_MAX, Row, make_row, readable
 from kvpool_tools.cli.simulation.trace_options import TRACE_OPTIONS, add_options, parse_options, policy_option
 from kvpool_tools.sim.cells import Cell, Outcome
-from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.pool import POLICIES
 from kvpool_tools.sim.runner import Result, Simulation, Work
 from kvpool_tools.sim.traces import Trace, TraceError
 from kvpool_tools.sim.workload import Workload

@@ -7,7 +7,7 @@ from typing import Any
 from kvpool.errors import InvalidArgument
 from kvpool_tools.cli.simulation.rows import Row
 from kvpool_tools.sim.cells import Outcome
-from kvpool_tools.sim.grouped.cell import GroupedCell
+from kvpool_tools.sim.grouped_cell import GroupedCell
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 
 # A simulated model has as few layers as have this share of full ones, at most.

@@ -15,7 +15,7 @@ from kvpool_tools.cli.hit_plot import require_plot
 from kvpool_tools.cli.number_range import NumberRange
 from kvpool_tools.cli.simulation.options import SimulateOptions, listed
 from kvpool_tools.cli.simulation.tiers_option import DEFAULT_CAPACITIES, DEFAULT_SSD_RATIO, parse_tiers
-from kvpool_tools.sim.node import POLICIES
+from kvpool_tools.sim.pool import POLICIES
 from kvpool_tools.sim.runner import TAILS
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 

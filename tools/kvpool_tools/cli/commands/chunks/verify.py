@@ -14,12 +14,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kvpool.key_column import SHOWN_DIGITS
 from kvpool.protocol import verify_walk
 from kvpool.units import format_size
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 
-KEY_DIGITS = 16
 SEED_BITS = 32
 
 
@@ -55,7 +55,7 @@ def check(options: Options, deep: bool, strict: bool) -> None:
     if options.is_json:
         print_json({**report, "verified": 0, **found, "problems": [*problems, *bad]})
     else:
-        for problem in [*problems, *(verify_walk.problems_of(found, KEY_DIGITS) if deep else [])]:
+        for problem in [*problems, *(verify_walk.problems_of(found, SHOWN_DIGITS) if deep else [])]:
             print_line(problem)
         verified = f", {found['verified']} verified by their bytes" if deep else ""
         tiers = ", ".join(f"{name}: {counts['chunks']}" for name, counts in report["tiers"].items())
@@ -91,7 +91,7 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
     if options.is_json:
         print_json({"seed": chosen, "tiers": list(wanted), "chunks": chunks, **found, "problems": problems})
     else:
-        for problem in verify_walk.problems_of(found, KEY_DIGITS):
+        for problem in verify_walk.problems_of(found, SHOWN_DIGITS):
             print_line(problem)
         read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
         print_line(f"{len(problems)} problems, {read}; seed {chosen}")

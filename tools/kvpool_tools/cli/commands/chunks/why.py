@@ -13,6 +13,7 @@ import click
 
 from kvpool.events import StoredChunk
 from kvpool.ids import TOKEN_BYTES
+from kvpool.key_column import SHOWN_DIGITS
 from kvpool.keys import salt_tag
 from kvpool.layout import Layout
 from kvpool.layouts.groups import FULL
@@ -169,7 +170,7 @@ def _line(row: dict[str, Any]) -> str:
     first = f"chunk {row['chunk']} of {row['chunk_tokens']} tokens, " if "chunk" in row else ""
     if "group" in row:
         first = f"{row['group']}, {first}"
-    where = f"{first}{row['key'][:16] or 'unknown key'}"
+    where = f"{first}{row['key'][:SHOWN_DIGITS] or 'unknown key'}"
     if row.get("model"):
         where += f" ({row['model']}" + (f", rank {row['rank']})" if row.get("rank") else ")")
     if "mismatch" in row:

@@ -22,6 +22,7 @@ from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
+from tests.rigs.clock import HandClock
 from tests.rigs.parts import served
 from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.runs.in_setting import Test, in_setting
@@ -30,16 +31,6 @@ LAYOUT = kv.Layout(layers=2, kv_heads=8, head_dim=16, dtype="float16", chunk_tok
 WHOLE = kv.Share.whole(LAYOUT)
 TTL_NS = 1_000_000_000
 CAPACITY = "2MiB"
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.ns = 1
-
-    def now_ns(self) -> int:
-        return self.ns
 
 
 @dataclass(eq=False)
@@ -98,7 +89,7 @@ class JointPool:
             "server.reservation_ttl": "1s",
             **options,
         }
-        self.clock = Clock()
+        self.clock = HandClock()
         self.pool = Pool(load_config(None, [f"{name}={value}" for name, value in chosen.items()]), self.clock)
         self._last = 0
         self.arena = self.pool.memory.arena.view()

@@ -27,7 +27,7 @@ MARKS_SOURCE = """
 void begin_count(void) { CALLGRIND_ZERO_STATS; }
 void end_count(void) { CALLGRIND_DUMP_STATS; }
 """
-SCRIPT = "kvpool_tools.bench.turns.count_script"
+SCRIPT = "kvpool_tools.bench.count_script"
 DAEMON_BYTES = 64 << 20
 LIMIT_S = 900
 # How much more a request may need than was written down: two runs differ by one or two in a hundred.

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace
 from kvpool.journal.engine_chunks import EngineChunk
 from kvpool.key_column import KeyColumn
@@ -17,6 +16,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.states import Level, ReportState
 from kvpool.tiers.store.tier import StoreTier
+from tests.rigs.clock import LaterClock
 from tests.rigs.events.engine_chunks import ONE, Reported
 from tests.rigs.store.scripted_store import SharedDirectory, planner
 from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, payload
@@ -78,17 +78,6 @@ class Node:
         value = self.pool.pool.measure({}).tiers["store"][f"store.{name}"]
         assert isinstance(value, int)
         return value
-
-
-class LaterClock:
-    """A clock so many seconds ahead of another."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._ahead_ns = int(seconds * NS_PER_S)
-
-    def now_ns(self) -> int:
-        return self._clock.now_ns() + self._ahead_ns
 
 
 @pytest.fixture
@@ -193,8 +182,9 @@ async def test_what_the_store_has_lost_is_published_again_at_a_use_some_minutes_
             shared.objects()[key.hex()].unlink()
         assert await node.pool.load(KEYS[:6]) == 6
         assert all(key in published for key in KEYS)
-        clock = published._clock
-        monkeypatch.setattr(published, "_clock", LaterClock(clock, PUBLISHED_S))
+        clock = LaterClock()
+        clock.advance(PUBLISHED_S)
+        monkeypatch.setattr(published, "_clock", clock)
         assert not any(key in published for key in KEYS)
         assert await node.pool.load(KEYS[:6]) == 6
         await node.published(len(KEYS) + 5)

@@ -182,7 +182,7 @@ def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
         if lease:
             assert load(pool, lease)[0].chunks in (0, 4)
     wait_until(lambda: nodes.counted(f"store.{count}") > 0, "the object is refused")
-    wait_until(lambda: _is_served(pool, keys, 4), "the boundary before it serves")
+    wait_until(lambda: _is_served(pool, keys), "the boundary before it serves")
 
 
 @pytest.mark.slow
@@ -196,16 +196,16 @@ def test_a_chunk_that_leaves_the_store_after_the_lookup_is_no_wrong_byte(shared:
         with pool.acquire(hit) as lease:
             result = load(pool, lease)[0]
         assert result.chunks in (0, 4)
-        wait_until(lambda: _is_served(pool, keys, 4), "the boundary before it serves")
+        wait_until(lambda: _is_served(pool, keys), "the boundary before it serves")
 
 
-def _is_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> bool:
-    """Whether a lookup finds so many chunks, which are then right. An object that cannot be read is known for `store.miss_ttl`:
+def _is_served(pool: kv.Pool, keys: kv.KeyChain) -> bool:
+    """Whether a lookup finds four chunks, which are then right. An object that cannot be read is known for `store.miss_ttl`:
     a lookup after that time promises it again, and no load brings it."""
     with pool.acquire(pool.lookup(keys)) as lease:
-        assert not lease or load(pool, lease)[0].chunks in (0, chunks)
+        assert not lease or load(pool, lease)[0].chunks in (0, 4)
     hit = pool.lookup(keys)
-    if hit.chunks != chunks:
+    if hit.chunks != 4:
         return False
     assert_hit_served(pool, keys, hit)
     return True

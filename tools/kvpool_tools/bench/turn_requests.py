@@ -14,7 +14,7 @@ import numpy as np
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
-from kvpool.ids import ConnectionId
+from kvpool.ids import CHECKSUM_BYTES, ConnectionId
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
@@ -24,7 +24,6 @@ from kvpool.states import SaveState
 
 CHAIN = 16384
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=64, dtype="uint8", chunk_tokens=32)
-CHECKSUM_BYTES = 4
 KEPT_PRIORITY = 60
 
 T = TypeVar("T")

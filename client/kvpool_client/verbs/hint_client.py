@@ -15,7 +15,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.promise_line import PromiseLine
 from kvpool_client.connection.session import Session
-from kvpool_client.hints.envelope import (
+from kvpool_client.hint_envelope import (
     ACCEPTED,
     CLIPPED,
     DEMOTE,

@@ -124,16 +124,17 @@ class RankEngine:
     """A rank's memory of each group of its Pool's layout, in which every chunk has blocks of its own, in any order."""
 
     BLOCK_TOKENS = 16
+    CHUNKS = 12
 
-    def __init__(self, pool: kv.Pool, memory: str = "kv_first", chunks: int = 12) -> None:
+    def __init__(self, pool: kv.Pool, memory: str = "kv_first") -> None:
         self.pool = pool
         self.memories: list[RankMemory | StateMemory] = []
-        self._ids = np.random.default_rng(5).permutation(2 * chunks).reshape(chunks, 2)
+        self._ids = np.random.default_rng(5).permutation(2 * self.CHUNKS).reshape(self.CHUNKS, 2)
         for part, share in zip(pool.layout.group_layouts, pool.shares, strict=True):
             if part.group is not None and part.group.kind == "state":
-                self.memories.append(StateMemory(part, share, 2 * chunks))
+                self.memories.append(StateMemory(part, share, 2 * self.CHUNKS))
             else:
-                of_blocks = {"blocks": 2 * chunks, "block_tokens": self.BLOCK_TOKENS}
+                of_blocks = {"blocks": 2 * self.CHUNKS, "block_tokens": self.BLOCK_TOKENS}
                 self.memories.append(RankMemory(part, share, **of_blocks, memory=memory))
         self.register([self._shown(each) for each in self.memories])
 

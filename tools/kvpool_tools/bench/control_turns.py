@@ -3,7 +3,7 @@
 Three kinds. A commit: one chunk reserved and committed, and the check for demotions, in a pool of a given capacity with 64
 chunk sizes and 101 priorities, half full, below the watermark and above it with everything saved. And `demote_all`, as a
 planned stop does it: the turns in which DRAM is demoted, chunk by chunk, to a tier whose jobs are done at once. And requests
-about the longest chain, part by part (`bench_turns_requests`).
+about the longest chain, part by part (`turn_requests.py`).
 
 CPU time of this thread, so that a busy neighbour does not count; garbage collection is switched off, because its time is not
 fixed.
@@ -17,7 +17,7 @@ from typing import TypeVar
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool_tools.bench.measure import latencies
-from kvpool_tools.bench.turns.requests import CHAIN, request_parts
+from kvpool_tools.bench.turn_requests import CHAIN, request_parts
 from kvpool_tools.sim.many_sizes import ManySizes
 
 CAPACITY = 4 << 40

@@ -12,7 +12,7 @@ from kvpool.config.config import Config
 from kvpool.ids import KEY_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool_tools.sim.cells import VERIFICATIONS, Outcome
-from kvpool_tools.sim.grouped.node import GroupedNode, Request
+from kvpool_tools.sim.grouped_node import GroupedNode, Request
 from kvpool_tools.sim.workload import Workload
 
 

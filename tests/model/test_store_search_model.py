@@ -12,7 +12,7 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.states import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.verbs.finder import Finder
-from tests.model.groups.test_group_lookup_model import CHUNK, Index, chain_of, needed, random_layout
+from tests.model.test_group_lookup_model import CHUNK, Index, chain_of, needed, random_layout
 
 MOST = 24
 

@@ -11,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.index.sessions import EngineSession
 from kvpool.states import SaveState
-from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, PartSave, chain_of, in_joint_pool
+from tests.rigs.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, PartSave, chain_of, in_joint_pool
 
 SHARES = [kv.Share.of_rank(LAYOUT, rank, size) for size in (1, 2, 4, 8) for rank in range(size)]
 SHARES += [kv.Share(stage, 1, 0, 8) for stage in range(2)]

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from kvpool.errors import ProtocolError
-from kvpool.ids import NamespaceId, SizeClassId
+from kvpool.ids import PAGE_BYTES, NamespaceId, SizeClassId
 from kvpool.index.namespaces import Namespace
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.store import wire
@@ -15,7 +15,7 @@ from kvpool.tiers.store.objects import EPOCH, ObjectForm
 from kvpool.tiers.store.presence import Presence
 from kvpool.transfer.child import process
 from kvpool.transfer.child.frames import Frames, pack
-from kvpool.transfer.ranges import PAGE_BYTES, Ranges
+from kvpool.transfer.ranges import Ranges
 from tests.rigs.daemon import SMALL
 
 KEY = bytes(range(32))

@@ -1,6 +1,6 @@
 """The fixed script of `bench turns --count`, which valgrind runs: each request of an engine in turn, between two marks.
 
-    python -m kvpool_tools.bench.turns.count_script MARKS SOCKET
+    python -m kvpool_tools.bench.count_script MARKS SOCKET
 
 MARKS is the library of `counted.MARKS_SOURCE`: between its calls callgrind counts, and each end writes what was counted to a
 file of its own. First the daemon's side: frames into a connection of this process, with a whole pool behind it, until the

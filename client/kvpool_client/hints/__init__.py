@@ -1,1 +1,0 @@
-"""Hints about chunks: retention requests, announcements, orchestrators' envelopes."""

@@ -1,1 +1,0 @@
-"""Steps of a sequence: who may take one, and the threads that compute it."""

@@ -1,1 +1,0 @@
-"""Daemons on a store that nodes share."""

@@ -1,1 +1,0 @@
-"""Tests of engines on several nodes."""

@@ -1,1 +1,0 @@
-"""Models of pools with copies of chunks in device memory."""

@@ -1,1 +1,0 @@
-"""Models of chunks that ranks share."""

@@ -1,1 +1,0 @@
-"""Ranks of engines that have a part of every chunk."""

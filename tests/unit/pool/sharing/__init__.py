@@ -1,1 +1,0 @@
-"""The pool's side of a store that nodes share."""

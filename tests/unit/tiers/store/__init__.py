@@ -1,1 +1,0 @@
-"""The store tier's parts."""

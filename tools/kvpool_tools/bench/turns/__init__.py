@@ -1,1 +1,0 @@
-"""`bench turns`: work that could hold up the control thread."""

@@ -1,1 +1,0 @@
-"""Simulation of layouts with groups: full layers beside layers with a window."""
