@@ -307,7 +307,7 @@ class Session:
             answer = call(left_s)
             fault = ""
         except Refused as error:
-            fault = f"{error.code}: {error}" if error.code in ENDING_CODES else ""
+            fault = str(error) if error.code in ENDING_CODES else ""
             raise
         except (DaemonUnreachable, ProtocolError) as error:
             fault = str(error) or type(error).__name__
