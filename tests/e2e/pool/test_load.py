@@ -88,6 +88,9 @@ def test_integers_of_numpy_are_integers(shared: Shared) -> None:
             assert begun.wait().chunks == 2
             with pytest.raises(kv.InvalidArgument, match=r"layer is True, expected 0\.\."):
                 begun.wait_layer(True)
+        assert pool.chunks_to_save(keys, boundaries=[one]) == (range(2),)
+        assert pool.save(keys, from_=payload_of(keys, SMALL, 1), chosen=[[one]]).commit().present == 1
+        assert pool.announce(keys, one).announced == 1
 
 
 def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> None:
