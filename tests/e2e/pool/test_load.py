@@ -93,6 +93,15 @@ def test_integers_of_numpy_are_integers(shared: Shared) -> None:
         assert pool.announce(keys, one).announced == 1
 
 
+def test_a_wait_may_have_no_end(ranks: Ranks) -> None:
+    keys = ranks.prompt(25)
+    ranks.store(keys)
+    with ranks.first.acquire(ranks.first.lookup(keys)) as lease:
+        begun, _ = begin_load(ranks.first, lease)
+        assert begun.wait_layer(0, float("inf"))
+        assert begun.wait(float("inf")) == whole_result(ranks.layout, CHUNKS)
+
+
 def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> None:
     """The client renews a lease for as long as a load of it goes on."""
     with shared.connect() as pool:
