@@ -198,3 +198,10 @@ def test_why_reports_a_prompt_without_a_whole_chunk(daemon: Daemon) -> None:
     short = ctl(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
     assert short.exit_code == 1
     assert "no whole chunk" in short.stderr
+
+
+def test_why_names_the_models_that_there_are(daemon: Daemon) -> None:
+    daemon.connect(revision="5f0b").close()
+    unknown = ctl(daemon, "why", "--tokens-file", "-", "--model", "test-model", answer=str([*range(CHUNK)]))
+    assert unknown.exit_code == 1
+    assert "there is no model test-model; models are test-model@5f0b (" in unknown.stderr
