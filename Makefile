@@ -84,18 +84,18 @@ $(VENV)/.tools:
 	@$(QUIETLY) "installing torch for the CPU" $(PIP) "$(TORCH)"
 	@touch $@
 
-# What the pool and the demonstration need. Editable: the packages are those of the tree.
-$(VENV)/.pool: $(VENV)/.tools pyproject.toml
+# What the pool and the demonstration need. Editable: the packages are those of the tree. The mark goes with the build.
+$(NATIVE_BUILD)/.pool: $(VENV)/.tools pyproject.toml
 	@$(QUIETLY) "building the core with all processors, and installing kvpool" $(PIP) --editable ".[daemon,demo]"
 	@touch $@
 
 # What tests, linters and plots need.
-$(VENV)/.development: $(VENV)/.pool
+$(VENV)/.development: $(NATIVE_BUILD)/.pool
 	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) "kvpool[etcd,plot,test,lint]"
 	@touch $@
 
 # The module of an edited core, put where pip put the first.
-$(NATIVE_BUILD)/.current: $(VENV)/.pool $(NATIVE)
+$(NATIVE_BUILD)/.current: $(NATIVE_BUILD)/.pool $(NATIVE)
 	@$(BIN)/cmake --build $(NATIVE_BUILD)
 	@for built in $(NATIVE_BUILD)/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
 	@touch $@

@@ -37,6 +37,16 @@ def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: 
         ].tolist()
 
 
+def test_another_priority_has_no_cause(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK))
+        store(pool, keys)
+        pool.retain(keys, [kv.TokenRange(0, None, 80)])
+    line = ctl(daemon, "events").stdout.splitlines()[2]
+    assert line.endswith(f"dram -> dram  {keys[0].hex()[:16]}  priority 35 -> 80")
+    assert [row["cause"] for row in ctl_json(daemon, "events", "--since", "0")] == ["stored", ""]
+
+
 def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> None:
     with daemon.connect(salt=b"the tenant") as pool:
         store(pool, pool.keys(tokens_of(1, CHUNK), adapter="sql"))
@@ -198,3 +208,10 @@ def test_why_reports_a_prompt_without_a_whole_chunk(daemon: Daemon) -> None:
     short = ctl(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
     assert short.exit_code == 1
     assert "no whole chunk" in short.stderr
+
+
+def test_why_names_the_models_that_there_are(daemon: Daemon) -> None:
+    daemon.connect(revision="5f0b").close()
+    unknown = ctl(daemon, "why", "--tokens-file", "-", "--model", "test-model", answer=str([*range(CHUNK)]))
+    assert unknown.exit_code == 1
+    assert "there is no model test-model; models are test-model@5f0b (" in unknown.stderr
