@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import InvalidArgument
+from kvpool.ids import MODEL_BYTES_MAX
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
@@ -23,7 +24,6 @@ from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.results import Hit
 
 COPY_THREADS_MAX = 64
-MODEL_BYTES_MAX = 512
 REVISION_SEPARATOR = "@"
 TIMEOUT_S_MAX = 3600.0
 

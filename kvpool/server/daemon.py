@@ -17,7 +17,7 @@ from kvpool import __version__
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.ids import ConnectionId
+from kvpool.ids import MODEL_BYTES_MAX, ConnectionId
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol import versions
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
 LAST_ANSWERS_S = 0.5
-MODEL_BYTES_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
