@@ -135,6 +135,8 @@ def _read(option: str, path: str, *, bytes_max: int, is_secret: bool = False) ->
         if is_secret:
             _check_rights(option, path, found)
         text = os.read(opened, bytes_max + 1)
+    except OSError as error:
+        raise ConfigError([f"{option} is {path!r}, which cannot be read: {error.strerror}"]) from error
     finally:
         os.close(opened)
     if len(text) > bytes_max:

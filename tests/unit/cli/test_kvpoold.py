@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,22 @@ def test_too_little_address_space_for_the_libraries_ends_the_start_without_a_tra
     assert "Traceback" not in ended.stderr
     assert "cannot serve: " in ended.stderr
     assert f"the process may have {limit_mib}.0 MiB of address space" in ended.stderr
+
+
+def _in_shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = ["sh", "-c", script, "sh", sys.executable]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_a_file_is_refused_by_name_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    ended = _in_shell('mkdir gone; cd gone; rmdir ../gone; exec "$1" -m kvpool.cli.kvpoold --config a.toml', tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr == "kvpoold: config file a.toml has no place: the working directory: No such file or directory\n"
+
+
+def test_without_standard_error_the_code_is_the_same(tmp_path: Path) -> None:
+    assert _in_shell('exec "$1" -m kvpool.cli.kvpoold --set log.level=loud 2>&-', tmp_path).returncode == 2
+    assert _in_shell('exec "$1" -m kvpool.cli.kvpoold --check 2>&-', tmp_path).returncode == 0
 
 
 def test_a_start_without_peers_imports_nothing_of_them_and_collects_no_garbage() -> None:
