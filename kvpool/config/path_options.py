@@ -98,5 +98,5 @@ def group(value: Any) -> int | None:
 def check_writable(option: str, path: Path) -> None:
     """Check that the file an option names can be written, before a measurement begins. Raises InvalidArgument."""
     folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise InvalidArgument(f"{option} is {str(path)!r}, expected a file that can be written in a folder that exists")
