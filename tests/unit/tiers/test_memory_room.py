@@ -57,6 +57,11 @@ def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(root: Path
     check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 
 
+def test_an_index_that_alone_is_too_large_is_refused_with_what_makes_it_so(root: Path) -> None:
+    with pytest.raises(MemoryError, match=r": lower dram\.max_chunks, or the capacity of the tiers below, free"):
+        check_memory(GIB, lambda _: 17 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
+
+
 def test_the_limit_of_a_parent_control_group_counts_too(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/system.slice/kvpoold.service")
     _limit_v2(root, "system.slice/kvpoold.service", "max", 0)
