@@ -12,6 +12,7 @@ from typing import Any
 from kvpool.errors import InvalidArgument
 
 TOPIC_BYTES_MAX = 200
+GROUP_MAX = (1 << 32) - 2  # the number behind it means none
 _OTHERS = 0o077
 
 
@@ -87,7 +88,7 @@ def group(value: Any) -> int | None:
         raise InvalidArgument(repr(value))
     if not value:
         return None
-    if value.isdecimal():
+    if value.isdecimal() and int(value) <= GROUP_MAX:
         return int(value)
     try:
         return grp.getgrnam(value).gr_gid
