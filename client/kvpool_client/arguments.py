@@ -41,9 +41,9 @@ def check_connect(
     """Check the arguments of `connect`."""
     if fault := fault_of_path(path):
         raise InvalidArgument(f"path is {path!r}, expected {fault}")
-    if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
+    if not is_text(model) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
         raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
-    if not isinstance(revision, str) or REVISION_SEPARATOR in revision:
+    if not is_text(revision) or REVISION_SEPARATOR in revision:
         raise InvalidArgument(
             f"revision is {revision!r}, expected the name of the weights, without {REVISION_SEPARATOR!r}"
         )
@@ -61,6 +61,11 @@ def check_connect(
         raise InvalidArgument(f"timeout_s is {timeout_s!r}, expected seconds above 0 and at most 3600")
     if isinstance(copy_threads, bool) or not isinstance(copy_threads, int) or not 1 <= copy_threads <= COPY_THREADS_MAX:
         raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text that has bytes in UTF-8, which half of a surrogate pair has not."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
 
 
 def check_name(name: str) -> None:
@@ -169,8 +174,9 @@ def check_scope(salt: bytes, adapter: str) -> None:
     """Check what separates prefixes with equal tokens."""
     if not isinstance(salt, (bytes, bytearray, memoryview)):
         raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
-    if not isinstance(adapter, str):
-        raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
+    if not is_text(adapter):
+        shown = f"{adapter!r:.200}" if isinstance(adapter, str) else type(adapter).__name__
+        raise InvalidArgument(f"adapter is {shown}, expected str with bytes in UTF-8")
 
 
 def check_cache(cache: Cache, namespace: Namespace, layout: Layout, share: Share) -> None:

@@ -8,8 +8,3 @@ MODEL_EXPECTED = f"a name of 1 to {MODEL_BYTES_MAX} bytes"
 def is_model_name(value: object) -> bool:
     """Whether a value can be a model's name."""
     return isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
-
-
-def is_text(value: object) -> bool:
-    """Whether a value is text that has bytes in UTF-8."""
-    return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value

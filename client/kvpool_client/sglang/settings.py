@@ -11,7 +11,8 @@ from kvpool.errors import InvalidArgument, did_you_mean
 from kvpool.keys import namespace_name
 from kvpool.socket_path import fault_of_path, find_socket
 from kvpool.states import PRIORITY_MAX
-from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name, is_text
+from kvpool_client.arguments import is_text
+from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}

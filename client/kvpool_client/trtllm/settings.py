@@ -11,7 +11,8 @@ from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch, did_you_mean
 from kvpool.socket_path import fault_of_path, find_socket
-from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name, is_text
+from kvpool_client.arguments import is_text
+from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
 

@@ -111,7 +111,9 @@ def _in_shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_a_file_is_refused_by_name_where_the_working_directory_is_gone(tmp_path: Path) -> None:
     ended = _in_shell('mkdir gone; cd gone; rmdir ../gone; exec "$1" -m kvpool.cli.kvpoold --config a.toml', tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr == "kvpoold: config file a.toml has no place: the working directory: No such file or directory\n"
+    assert (
+        ended.stderr == "kvpoold: config file a.toml has no place: the working directory: No such file or directory\n"
+    )
 
 
 def test_without_standard_error_the_code_is_the_same(tmp_path: Path) -> None:
