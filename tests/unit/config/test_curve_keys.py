@@ -80,8 +80,8 @@ def test_a_secret_is_in_no_repr() -> None:
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o601, 0o4604])
 def test_a_key_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
-    path = _write(tmp_path / "key", make_key_pair().secret, mode)
-    assert "chmod 600" in _refusal(path)
+    path = _write(tmp_path / "a key", make_key_pair().secret, mode)
+    assert f"chmod 600 '{path}', and" in _refusal(path)
 
 
 @pytest.mark.parametrize(

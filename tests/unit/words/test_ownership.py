@@ -76,12 +76,12 @@ def test_a_directory_is_made_writable_for_its_owner_alone(tmp_path: Path) -> Non
 
 
 def test_a_directory_that_others_may_write_is_not_private(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o775)
-    path = str(tmp_path / "shared" / "kvpool.sock")
+    (tmp_path / "all's").mkdir()
+    (tmp_path / "all's").chmod(0o775)
+    path = str(tmp_path / "all's" / "kvpool.sock")
     assert make_socket_directory(path) == ""
     assert make_socket_directory(path, is_private=True) == (
-        f"{tmp_path}/shared has rights 0775, expected no more than 0755: chmod go-w {tmp_path}/shared"
+        f"{tmp_path}/all's has rights 0775, expected no more than 0755: chmod go-w '{tmp_path}/all'\"'\"'s'"
     )
 
 
