@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,18 @@ kvpoold.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout == "False\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_daemon_serves_ends_it_as_signals_do(number: signal.Signals) -> None:
+    code = f"""
+import os, sys
+from kvpool.cli import kvpoold, serving
+serving.serve = lambda *_: os.kill(os.getpid(), {number}) or 0
+sys.argv = ["kvpoold"]
+kvpoold.main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == -number
 
 
 def test_help_and_version_are_printed_and_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:
