@@ -15,6 +15,8 @@ CHECKSUM_BYTES = 4
 TICKET_BYTES = 32
 MODEL_BYTES_MAX = 512
 PAGE_BYTES = 4096
+# Of a model's name with its revision, in UTF-8: any text, which logs and commands show with escapes.
+MODEL_BYTES_MAX = 512
 # The socket of a node's service, and the default of engines.
 SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
 # The model of the daemon's own probe: neither events nor the counts of leases and pins have it.

@@ -12,6 +12,7 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 
 ROOT_UID = 0
 CONNECT_TIMEOUT_S = 1.0
@@ -95,7 +96,9 @@ def fault_of_directory(path: str) -> str:
         return fault
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        remedy = "use another directory" if mode & stat.S_ISVTX else f"chmod go-w {path}"  # sticky: it is meant for all
+        remedy = (
+            "use another directory" if mode & stat.S_ISVTX else f"chmod go-w {quote(path)}"
+        )  # sticky: for everybody
         return f"{path} has rights {mode:04o}, expected no more than 0755: {remedy}"
     return ""
 
@@ -145,7 +148,7 @@ def fault_of_left(path: str) -> str:
 
 def _removal(path: str, owner: int) -> str:
     """Who may remove a user's file, and how."""
-    return f"as {'root' if owner == ROOT_UID else f'{user_name(owner)} or root'}: rm {path}"
+    return f"as {'root' if owner == ROOT_UID else f'{user_name(owner)} or root'}: rm {quote(path)}"
 
 
 def missing_right(path: str) -> str:
@@ -165,7 +168,9 @@ def _remedy(place: Path, found: os.stat_result, group_right: int) -> str:
     user, group = user_name(found.st_uid), _name_of(grp.getgrgid, found.st_gid)
     owned = f"{place} belongs to user {user} and group {group} with rights {stat.S_IMODE(found.st_mode):04o}"
     if not found.st_mode & group_right:
-        help_from_owner = f"chmod g+x {place}" if stat.S_ISDIR(found.st_mode) else "set server.socket_mode to 0660"
+        help_from_owner = (
+            f"chmod g+x {quote(str(place))}" if stat.S_ISDIR(found.st_mode) else "set server.socket_mode to 0660"
+        )
         return f"{owned}: be user {user}, or have that user {help_from_owner} and join group {group}"
     me = user_name(os.geteuid())
     return f"{owned}: be user {user}, or join the group (usermod --append --groups {group} {me}) and log in again"

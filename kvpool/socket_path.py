@@ -15,24 +15,33 @@ SOCKET_VARIABLE = "KVPOOL_SOCKET"
 # Set by systemd where a unit has RuntimeDirectory=.
 RUNTIME_DIRECTORY_VARIABLE = "RUNTIME_DIRECTORY"
 PATH_BYTES_MAX = 107  # of a unix socket, by the kernel
+SERVED_PATH_BYTES_MAX = PATH_BYTES_MAX - len(".lock")  # of a daemon's, which has files with longer names beside it
 
 
 def default_socket() -> str:
     """The socket of a daemon without a configuration: in the directory that its service manager has made for it, or in the
     service's if this user may write there."""
     made = os.environ.get(RUNTIME_DIRECTORY_VARIABLE, "")
-    if made.startswith("/") and ":" not in made:
-        return str(Path(made) / Path(SERVICE_SOCKET).name)
+    in_made = str(Path(made) / Path(SERVICE_SOCKET).name)
+    if ":" not in made and can_be_served(in_made):
+        return in_made
     service = Path(SERVICE_SOCKET).parent
     return SERVICE_SOCKET if service.is_dir() and os.access(service, os.W_OK, effective_ids=True) else own_socket()
 
 
 def own_socket() -> str:
     """The socket of this user's own daemon."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return str(Path(runtime) / "kvpool" / "kvpool.sock")
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    in_runtime = str(runtime / "kvpool" / "kvpool.sock")
+    if runtime.is_dir() and can_be_served(in_runtime):
+        return in_runtime
     return f"/tmp/kvpool-{os.getuid()}/kvpool.sock"  # noqa: S108 - the directory is this user's own
+
+
+def can_be_served(path: str) -> bool:
+    """Whether a daemon can have its socket at this path."""
+    is_named = path.startswith("/") and not path.endswith("/") and "\0" not in path
+    return is_named and len(os.fsencode(path)) <= SERVED_PATH_BYTES_MAX
 
 
 def find_socket() -> str:

@@ -7,6 +7,7 @@ Exit codes: 0 stopped by a signal, 1 could not serve, 2 wrong usage or configura
 """
 
 import gc
+import os
 import signal
 import sys
 
@@ -35,6 +36,9 @@ def main() -> None:
     """The console script."""
     gc.disable()  # a tenth of a start: what the imports make stays; enabled when the socket is there
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration in any case
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends the process as SIGTERM does, until the daemon catches both
+    if sys.stderr is None:  # closed: the log has no reader
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     sys.exit(run(sys.argv[1:]))
 
 
@@ -45,8 +49,6 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort:  # SIGINT before the daemon serves
-        return 1
     return code
 
 

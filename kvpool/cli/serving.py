@@ -34,7 +34,7 @@ FREED_BLOCK_BYTES = 2 * FRAME_BYTES_MAX
 def serve(file: str | None, overrides: list[str]) -> int:
     """Serve with a configuration file, or none, and options that override it; the exit code."""
     try:
-        path = None if file is None else os.path.abspath(file)
+        path = _absolute(file)
         checked = checked_config(path, overrides)
     except ConfigError as error:
         _print_faults(error)
@@ -64,7 +64,7 @@ def serve(file: str | None, overrides: list[str]) -> int:
 def check(file: str | None, overrides: list[str]) -> int:
     """Print the faults that a start with this configuration would find, without one; the exit code."""
     try:
-        checked = checked_config(None if file is None else os.path.abspath(file), overrides)
+        checked = checked_config(_absolute(file), overrides)
     except ConfigError as error:
         _print_faults(error)
         return 2
@@ -78,6 +78,13 @@ def check(file: str | None, overrides: list[str]) -> int:
     running = "; a daemon serves there, and has its memory" if is_running(checked.config) else ""
     print(escaped(f"{file or 'the defaults'}: no fault for a daemon at {checked.config.server.socket}{running}"))
     return 0
+
+
+def _absolute(file: str | None) -> str | None:
+    try:
+        return None if file is None else os.path.abspath(file)
+    except OSError as error:
+        raise ConfigError([f"config file {file} has no place: the working directory: {error.strerror}"]) from error
 
 
 def _print_faults(error: ConfigError) -> None:

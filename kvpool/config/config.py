@@ -37,7 +37,7 @@ from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
 from kvpool.config.settings import Setting, settings_of
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument, did_you_mean
-from kvpool.socket_path import default_socket
+from kvpool.socket_path import SERVED_PATH_BYTES_MAX, can_be_served, default_socket
 from kvpool.units import parse_size, write_size
 
 if sys.version_info >= (3, 11):
@@ -52,7 +52,6 @@ _OTHER_MARKS = {  # UTF-32's begins with UTF-16's
 SSD_CAPACITY_MIN = 16 << 20
 CONFIG_BYTES_MAX = 1 << 20
 _OPTION_NAME = re.compile(r"\b[a-z]+\.[a-z_]+\b")
-SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +343,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
 
 def _socket_path(value: Any) -> str:
     path = value or default_socket() if isinstance(value, str) else ""
-    if not path.startswith("/") or path.endswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
+    if not can_be_served(path):
         raise InvalidArgument(path)
     return path
 
@@ -378,14 +377,14 @@ def _metrics_path(value: Any) -> str:
 
 OPTIONS: dict[str, Option] = {
     "server.socket": Option(
-        _socket_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: the default place)"
+        _socket_path, "", f"an absolute path of at most {SERVED_PATH_BYTES_MAX} bytes (empty: the default place)"
     ),
     "server.socket_mode": Option(mode, "0660", "octal rights for owner and group, such as 0660"),
     "server.metrics": Option(
         parse_loopback, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
     ),
     "server.metrics_socket": Option(
-        _metrics_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: no such socket)"
+        _metrics_path, "", f"an absolute path of at most {SERVED_PATH_BYTES_MAX} bytes (empty: no such socket)"
     ),
     "server.lease_ttl": duration_option("10ms", "1d", "30s"),
     "server.reservation_ttl": duration_option("10ms", "1d", "60s"),

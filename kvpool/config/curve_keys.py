@@ -22,6 +22,7 @@ import re
 import stat
 import struct
 from dataclasses import dataclass, field
+from shlex import quote
 
 import zmq
 from zmq.utils import z85
@@ -135,6 +136,8 @@ def _read(option: str, path: str, *, bytes_max: int, is_secret: bool = False) ->
         if is_secret:
             _check_rights(option, path, found)
         text = os.read(opened, bytes_max + 1)
+    except OSError as error:
+        raise ConfigError([f"{option} is {path!r}, which cannot be read: {error.strerror}"]) from error
     finally:
         os.close(opened)
     if len(text) > bytes_max:
@@ -147,8 +150,8 @@ def _check_rights(option: str, path: str, found: os.stat_result) -> None:
     if mode & _OTHERS:
         raise ConfigError(
             [
-                f"{option} is {path!r} with rights {mode:04o}, expected 0600 or less: chmod 600 {path}, and make a new pair "
-                "if somebody may have read it"
+                f"{option} is {path!r} with rights {mode:04o}, expected 0600 or less: chmod 600 {quote(path)}, and make a "
+                "new pair if somebody may have read it"
             ]
         )
     if found.st_uid not in (os.geteuid(), 0):

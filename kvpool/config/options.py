@@ -39,7 +39,7 @@ def bound_option(low: str, high: str, of_zero: str = "for no bound") -> Option:
     bound = size_option(low, high, low)
 
     def parse(value: Any) -> int:
-        is_unbounded = (parse_size(value) if isinstance(value, str) else value) == 0
+        is_unbounded = (parse_size(value) if isinstance(value, str) else _plain_int(value)) == 0
         return 0 if is_unbounded else int(bound.parse(value))
 
     return Option(parse, "0B", f"0B {of_zero}, or {bound.expected}")
@@ -119,7 +119,7 @@ def flag_option(default: str) -> Option:
     """True or false."""
 
     def parse(value: Any) -> bool:
-        if value not in (True, False, "true", "false") or type(value) is int:
+        if not isinstance(value, (bool, str)) or value not in (True, False, "true", "false"):
             raise InvalidArgument(repr(value))
         return value in (True, "true")
 

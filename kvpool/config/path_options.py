@@ -12,6 +12,7 @@ from typing import Any
 from kvpool.errors import InvalidArgument
 
 TOPIC_BYTES_MAX = 200
+GROUP_MAX = (1 << 32) - 2  # the number behind it means none
 _OTHERS = 0o077
 
 
@@ -87,7 +88,7 @@ def group(value: Any) -> int | None:
         raise InvalidArgument(repr(value))
     if not value:
         return None
-    if value.isdecimal():
+    if value.isdecimal() and int(value) <= GROUP_MAX:
         return int(value)
     try:
         return grp.getgrnam(value).gr_gid
@@ -98,5 +99,5 @@ def group(value: Any) -> int | None:
 def check_writable(option: str, path: Path) -> None:
     """Check that the file an option names can be written, before a measurement begins. Raises InvalidArgument."""
     folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise InvalidArgument(f"{option} is {str(path)!r}, expected a file that can be written in a folder that exists")

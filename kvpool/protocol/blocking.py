@@ -106,6 +106,9 @@ class BlockingConnection:
             raise DaemonUnreachable(
                 f"no daemon answers at {path}: {'it is no socket' if is_other else error}"
             ) from error
+        except ProtocolError as error:
+            self.close()
+            raise ProtocolError(f"no daemon of this kvpool answers at {path}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -361,7 +364,7 @@ class BlockingConnection:
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
         got = self._receive_with(self.fds, _FDS_MAX)
         if not got:
-            raise DaemonUnreachable("the daemon closed the connection during the handshake")
+            raise ConnectionResetError("it closed the connection during the handshake")
         kind, _, values = frame = self._receive(got, deadline)
         if kind != m.Welcome.KIND:
             return self._expect(m.Welcome, frame)
@@ -439,7 +442,7 @@ class BlockingConnection:
 
 def _silence(path: str, pid: int, timeout_s: float) -> str:
     return (
-        f"a daemon listens at {path}{f' (pid {pid})' if pid else ''} but has not answered within {timeout_s:g} s: it is "
+        f"a daemon listens at {path}{f' (pid {pid})' if pid else ''} but has not answered within {timeout_s:.3g} s: it is "
         f"stopped (kill -CONT {pid or 'PID'} has it go on), overloaded or hanging: read its log, and restart it if it stays so"
     )
 

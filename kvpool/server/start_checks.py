@@ -48,13 +48,12 @@ def read_secret(path: str) -> bytes:
     if not path:
         return b""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            secret = file.read(SECRET_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
             [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
         ) from error
-    with os.fdopen(fd, "rb") as file:
-        secret = file.read(SECRET_BYTES_MAX + 1)
     if not 0 < len(secret) <= SECRET_BYTES_MAX:
         size = "empty" if not secret else f"longer than {SECRET_BYTES_MAX} bytes"
         raise ConfigError(

@@ -79,7 +79,7 @@ class HostPages:
         rows = slots.reshape(pages, self.page_tokens)
         first = rows[:, 0]
         is_whole = not (first % self.page_tokens).any() and (rows == first[:, None] + np.arange(self.page_tokens)).all()
-        if not is_whole:
+        if not is_whole or (first < 0).any():
             raise LayoutMismatch("host slots are not whole pages in order")
         numbers: list[int] = (first // self.page_tokens).tolist()
         return numbers

@@ -11,6 +11,8 @@ from kvpool.errors import InvalidArgument, did_you_mean
 from kvpool.keys import namespace_name
 from kvpool.socket_path import fault_of_path, find_socket
 from kvpool.states import PRIORITY_MAX
+from kvpool_client.arguments import is_text
+from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
@@ -39,7 +41,7 @@ class Settings:
         faults = []
         if not (extra or {}).get("interface_v1"):
             faults.append("interface_v1 is not set, expected 1: without it SGLang copies every page twice")
-        texts = ("model", "revision", "salt")
+        texts = {"model": lambda value: value == "" or is_model_name(value), "revision": is_text, "salt": is_text}
         numbers = {
             "timeout_s": (0.001, 3600.0),
             "batch_timeout_s": (0.001, 3600.0),
@@ -49,9 +51,9 @@ class Settings:
         known = ["socket", *texts, *numbers]
         faults += [f"{key} is no setting{did_you_mean(str(key), known)}" for key in given if key not in known]
         faults += [
-            f"{key} is {given[key]!r}, expected a string"
-            for key in texts
-            if key in given and not isinstance(given[key], str)
+            f"{key} is {given[key]!r}, expected {MODEL_EXPECTED if key == 'model' else 'a string'}"
+            for key, is_right in texts.items()
+            if key in given and not is_right(given[key])
         ]
         if "socket" in given and (fault := fault_of_path(given["socket"])):
             faults.append(f"socket is {given['socket']!r}, expected {fault}")
@@ -67,7 +69,8 @@ class Settings:
             raise InvalidArgument("hicache-storage-backend-extra-config: " + "; ".join(faults))
         if "socket" in given:
             given["socket"] = os.fsdecode(given["socket"])  # type: ignore[arg-type]  # a path by the check above
-        return cls(**{"model": model_name or "", **given})  # type: ignore[arg-type]  # each was checked above
+        given["model"] = given.get("model") or model_name
+        return cls(**given)  # type: ignore[arg-type]  # each was checked above
 
     @property
     def identity(self) -> str:

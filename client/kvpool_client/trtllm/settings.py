@@ -11,6 +11,8 @@ from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch, did_you_mean
 from kvpool.socket_path import fault_of_path, find_socket
+from kvpool_client.arguments import is_text
+from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
 
@@ -62,6 +64,10 @@ class Settings:
         texts = {name: given[key] for key, name in _TEXTS.items() if key in given}
         if "socket" in texts and (fault := fault_of_path(texts["socket"])):
             faults.append(f"{PREFIX}SOCKET is {texts['socket']!r}, expected {fault}")
+        if texts.get("model") and not is_model_name(texts["model"]):
+            faults.append(f"{PREFIX}MODEL is {texts['model']!r}, expected {MODEL_EXPECTED}")
+        if not is_text(texts.get("salt", "")):
+            faults.append(f"{PREFIX}SALT is {texts['salt']!r}, expected text in UTF-8")
         numbers = {}
         for key, (name, least, most) in _NUMBERS.items():
             if key in given:

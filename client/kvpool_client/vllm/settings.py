@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, fields
 
 from kvpool.errors import ConfigError, did_you_mean
 from kvpool.socket_path import fault_of_path, find_socket
+from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 
 PREFIX = "kvpool."
 # Reuses 97 % of what blocks of 16 tokens would at prompts of 300 to 1500 tokens, 256 reuses 86 % (docs/engines.md).
 CHUNK_TOKENS_WANTED = 64
-MODEL_BYTES_MAX = 300
 SECONDS_MAX = 3600.0
 THREADS_MAX = 64
 SIGHTINGS_WANTED_MAX = 1000
@@ -98,8 +98,7 @@ def _fault(name: str, value: object) -> str:
         fault = fault_of_path(value)
         return text + fault if fault else ""
     if name == "model":
-        is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
-        return "" if is_name else text + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
+        return "" if is_model_name(value) else text + MODEL_EXPECTED
     if name == "reset":
         return "" if value in ("engine", "node") else text + "'engine' or 'node'"
     if name == "load":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvpool.config.addresses import parse_zmq
 from kvpool.errors import InvalidArgument, LayoutMismatch, ProtocolError
-from kvpool.ids import CHECKSUM_BYTES, EPOCH_BYTES, TICKET_BYTES
+from kvpool.ids import CHECKSUM_BYTES, EPOCH_BYTES, MODEL_BYTES_MAX, TICKET_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.keys import is_scope
 from kvpool.layout import Layout
@@ -146,7 +146,7 @@ def _check_hello(hello: r.Hello) -> None:
 
 def _check_pull(pull: r.Pull) -> None:
     _check_range("Pull pull", pull.pull, 1, SEQUENCE_MAX)
-    _check_text("Pull model", pull.model, r.NAME_BYTES_MAX)
+    _check_model("Pull model", pull.model)
     layout = Layout.from_wire(pull.layout)
     if layout.rank is None:
         _refuse("Pull layout stands for all ranks, expected that of one")
@@ -215,7 +215,7 @@ def _check_release(release: r.Release) -> None:
 
 
 def _check_wrong(wrong: r.Wrong) -> None:
-    _check_text("Wrong model", wrong.model, r.NAME_BYTES_MAX)
+    _check_model("Wrong model", wrong.model)
     layout = Layout.from_wire(wrong.layout)
     if layout.rank is None:
         _refuse("Wrong layout stands for all ranks, expected that of one")
@@ -279,6 +279,10 @@ def _check_range(what: str, value: int, least: int, most: int) -> None:
 def _check_text(what: str, value: str, bytes_max: int) -> None:
     if len(value.encode("utf-8", "surrogatepass")) > bytes_max or not (value.isprintable() or not value):
         _refuse(f"{what} is no printable text of at most {bytes_max} bytes")
+
+
+def _check_model(what: str, value: str) -> None:
+    _check_range(f"{what} bytes", len(value.encode("utf-8", "surrogatepass")), 0, MODEL_BYTES_MAX)
 
 
 def _check_bytes(what: str, value: bytes, lengths: tuple[int, ...]) -> None:

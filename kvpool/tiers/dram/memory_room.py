@@ -67,11 +67,12 @@ def check_memory(
             break
         never.wait(LOOK_S)
     fitting = _largest(capacity >> 20, lambda mib: needed_by(mib << 20) <= room.size)
-    remedy = "lower max_chunks or capacity of the other tiers, " if needed > 2 * capacity else ""
+    is_index = not fitting and capacity <= room.size
     raise MemoryError(
         f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with the index of all tiers, and "
         f"{format_size(room.size)} can be had by {room.source}: "
-        + (f"set dram.capacity to {fitting}MiB at most, " if fitting else remedy)
+        + (f"set dram.capacity to {fitting}MiB at most, " if fitting else "")
+        + ("lower dram.max_chunks, or the capacity of the tiers below, " if is_index else "")
         + "free memory, or set dram.allow_overcommit = true"
     )
 

@@ -6,6 +6,7 @@ Each refusal names the command that helps. Blocks: for an executor.
 import os
 import stat
 from pathlib import Path
+from shlex import quote
 
 from kvpool.errors import KVPoolError
 from kvpool.ownership import ROOT_UID, user_name
@@ -43,7 +44,7 @@ def examine_directory(path: Path, *, is_made: bool = False) -> str:
         found = path.stat()
     except FileNotFoundError as error:
         raise SsdUnavailable(
-            f"there is no such directory: mount its disk, make it (install -d -m 700 -o {user} {path}), or set ssd.create"
+            f"there is no such directory: mount its disk, make it ({_making(path, user)}), or set ssd.create"
         ) from error
     _check_found(path, found, user)
     if found.st_dev != os.stat("/").st_dev:
@@ -74,13 +75,16 @@ def _check_link(path: Path, user: int) -> str:
         raise SsdUnavailable("it is a symbolic link that leads back to itself: set ssd.path to the directory itself")
     if not leads_to.exists():
         raise SsdUnavailable(
-            f"it is a symbolic link to {leads_to}, which is not there: mount its disk, or make it (install -d -m 700 -o {user} "
-            f"{leads_to})"
+            f"it is a symbolic link to {leads_to}, which is not there: mount its disk, or make it ({_making(leads_to, user)})"
         )
     try:
         return examine_directory(leads_to)
     except SsdUnavailable as error:
         raise SsdUnavailable(f"it is a symbolic link to {leads_to}: {error}") from error
+
+
+def _making(path: Path, user: int) -> str:
+    return f"install -d -m 700 -o {user} {quote(str(path))}"
 
 
 def _check_found(path: Path, found: os.stat_result, user: int) -> None:
@@ -90,12 +94,16 @@ def _check_found(path: Path, found: os.stat_result, user: int) -> None:
         raise SsdUnavailable("this is no directory: set ssd.path to a directory of the tier's own")
     if found.st_uid != user:
         owner = user_name(found.st_uid)
-        remedy = f"run it as that user: runuser -u {owner} -- kvpoold …" if user == ROOT_UID else f"chown {user} {path}"
+        remedy = (
+            f"run it as that user: runuser -u {owner} -- kvpoold …"
+            if user == ROOT_UID
+            else f"chown {user} {quote(str(path))}"
+        )
         raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: {remedy}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         rights = stat.S_IMODE(found.st_mode)
         raise SsdUnavailable(
-            f"it has rights {rights:04o}, and chunks are prompts that nobody else may read: chmod 700 {path}"
+            f"it has rights {rights:04o}, and chunks are prompts that nobody else may read: chmod 700 {quote(str(path))}"
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise SsdUnavailable(

@@ -168,6 +168,7 @@ def test_wrong_usage_is_refused_with_a_remedy(tmp_path: Path) -> None:
         ),
         ((trace, "--ssd-ratio", 8, "--path", "/nowhere"), "/nowhere is no folder that can be written"),
         ((trace, "--out", "/nowhere/bench.json"), "expected a file that can be written"),
+        ((trace, "--out", ""), "--out is '.', expected a file that can be written"),
         ((trace, "--times", "/nowhere/times"), "--times is for one trace with --settled"),
         ((trace, trace, "--settled", "--times", "/nowhere/times"), "--times is for one trace with --settled"),
         ((trace, "--settled", "--times", "/nowhere/times"), "expected a file that can be written"),

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -42,6 +43,7 @@ PRINTING = [
         (["mrc", "--add", f"{HUGE}TiB"], "is too large a size, expected less than 8388608TiB"),
         (["mrc", "--add", f"{HUGE}.5TiB"], "is too large a size"),
         (["disconnect", "9" * 30], "is not in the range 1<=x<="),
+        (["retain", "0" * 64, "--duration", "50d"], "--duration is 50d, expected more than 0 and at most 4294967s"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
@@ -76,6 +78,30 @@ def test_a_socket_without_the_right_to_it_is_reported_with_the_right_remedy() ->
     assert refused.exit_code == 3
     assert f"no right to connect to {path}: {path} belongs to user root" in refused.output
     assert "--socket" not in refused.output
+
+
+@pytest.mark.parametrize(
+    ("sent", "exit_code", "reason"),
+    [(b"\xff" * 64, 1, "frame announces 4294967295 bytes"), (b"", 3, "it closed the connection during the handshake")],
+)
+def test_whoever_else_serves_a_socket_is_named_by_its_path(
+    tmp_path: Path, sent: bytes, exit_code: int, reason: str
+) -> None:
+    path = str(tmp_path / "other.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as server:
+        listener.bind(path)
+        listener.listen()
+
+        def answer() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(sent)
+
+        server.submit(answer)
+        refused = ctl(None, "--socket", path, "info")
+    assert refused.exit_code == exit_code
+    assert f"answers at {path}: {reason}" in refused.output
 
 
 def test_a_socket_that_is_not_there_is_reported_with_the_option(tmp_path: Path) -> None:

@@ -356,6 +356,9 @@ def test_bad_hints_are_counted_and_do_not_stop_the_save(shared_daemon: Daemon, s
         ({"interface_v1": 1, "socket": "unix:///x"}, "socket is 'unix:///x', expected a path without a scheme"),
         ({"interface_v1": 1, "timeout_s": 0}, "timeout_s"),
         ({"interface_v1": 1, "salt": 3}, "salt"),
+        ({"interface_v1": 1, "salt": "\ud800"}, "salt"),
+        ({"interface_v1": 1, "model": 7}, "model is 7, expected a name of 1 to 300 bytes"),
+        ({"interface_v1": 1, "model": "m" * 301}, "expected a name of 1 to 300 bytes"),
         ({"interface_v1": 1, "copy_threads": 2.5}, "copy_threads"),
     ],
 )
@@ -364,6 +367,18 @@ def test_a_wrong_configuration_is_refused_by_name(extra: dict[str, Any], word: s
         Settings.read(extra, "tiny")
     with pytest.raises(kv.InvalidArgument, match="model"):
         Settings.read({"interface_v1": 1}, None)
+
+
+def test_an_empty_model_is_sglangs() -> None:
+    assert Settings.read({"interface_v1": 1, "model": ""}, "tiny").model == "tiny"
+
+
+def test_slots_before_the_first_page_are_a_miss(shared_daemon: Daemon, start: Start) -> None:
+    controller, keys = start(shared_daemon), page_keys(13, 1)
+    _backed_up(controller, keys)
+    before = [slot - controller.pool.page_size for slot in controller.pool.slots([0])]
+    assert controller.backend.batch_get_v1(keys, np.array(before)) == [False]
+    assert controller.backend.batch_set_v1(page_keys(14, 1), np.array(before)) == [False]
 
 
 def test_the_package_imports_no_engine() -> None:

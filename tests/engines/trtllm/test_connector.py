@@ -268,6 +268,8 @@ def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Calla
     [
         ("RETENTION_S", "0"),
         ("SOKCET", "x"),
+        ("MODEL", "m" * 301),
+        ("SALT", "\udc80"),
         ("SOCKET", "unix:///x"),
         ("TIMEOUT_S", "soon"),
         ("STAGING_MIB", "0"),

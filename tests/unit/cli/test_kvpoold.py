@@ -1,8 +1,10 @@
 """The daemon's command line: the options that reach `serve`, and exits without serving."""
 
 import resource
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +103,24 @@ def test_too_little_address_space_for_the_libraries_ends_the_start_without_a_tra
     assert f"the process may have {limit_mib}.0 MiB of address space" in ended.stderr
 
 
+def _in_shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = ["sh", "-c", script, "sh", sys.executable]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_a_file_is_refused_by_name_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    ended = _in_shell('mkdir gone; cd gone; rmdir ../gone; exec "$1" -m kvpool.cli.kvpoold --config a.toml', tmp_path)
+    assert ended.returncode == 2
+    assert (
+        ended.stderr == "kvpoold: config file a.toml has no place: the working directory: No such file or directory\n"
+    )
+
+
+def test_without_standard_error_the_code_is_the_same(tmp_path: Path) -> None:
+    assert _in_shell('exec "$1" -m kvpool.cli.kvpoold --set log.level=loud 2>&-', tmp_path).returncode == 2
+    assert _in_shell('exec "$1" -m kvpool.cli.kvpoold --check 2>&-', tmp_path).returncode == 0
+
+
 def test_a_start_without_peers_imports_nothing_of_them_and_collects_no_garbage() -> None:
     code = """
 import gc, sys
@@ -111,6 +131,18 @@ kvpoold.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout == "False\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_daemon_serves_ends_it_as_signals_do(number: signal.Signals) -> None:
+    code = f"""
+import os, sys
+from kvpool.cli import kvpoold, serving
+serving.serve = lambda *_: os.kill(os.getpid(), {number}) or 0
+sys.argv = ["kvpoold"]
+kvpoold.main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == -number
 
 
 def test_help_and_version_are_printed_and_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:

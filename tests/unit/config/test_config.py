@@ -84,6 +84,7 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "server.max_connections=-1",
         "server.domain_secret_file=/dev/null",
         "server.domain_secret_file=/nowhere",
+        "server.admin_group=4294967295",
         "events.publish=tcp://0.0.0.0:5557",
         "events.publish=tcp://*:5557",
         "events.publish=tcp://[::]:5557",
@@ -187,6 +188,15 @@ def test_endpoints_of_models_that_cannot_be_are_named(overrides: list[str], faul
 def test_a_write_budget_is_bytes_or_drive_writes_of_the_tier(written: str, per_day: int) -> None:
     config = load_config(None, ["ssd.path=/ssd", f"ssd.write_budget={written}", "ssd.capacity=1TiB"])
     assert config.ssd.write_budget_bytes == per_day
+
+
+@pytest.mark.parametrize("line", ["ssd.create = 1.0", "ssd.create = 1", "peer.rate = false", "peer.offered = 0.0"])
+def test_a_value_of_another_kind_is_refused_though_it_is_equal(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "kvpool.toml"
+    path.write_text(line)
+    name, _, value = line.split()
+    with pytest.raises(ConfigError, match=f"{name} is {value.capitalize()}, expected"):
+        load_config(str(path))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9469", "127.8.1.1:65535", "[::1]:9469", "[::1]:0"])

@@ -1,6 +1,8 @@
 """Key files and allow-lists: what is written and read, and what is refused without showing a secret."""
 
+import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from zmq.utils import z85
 
 from kvpool.config.curve_keys import KeyPair, make_key_pair, read_allow_list, read_key_file, write_key_file
 from kvpool.errors import ConfigError
+from kvpool.server.start_checks import read_secret
 from kvpool_tools.cli.kvpoolctl import cli
 
 OPTION = "peer.keys"
@@ -77,8 +80,8 @@ def test_a_secret_is_in_no_repr() -> None:
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o601, 0o4604])
 def test_a_key_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
-    path = _write(tmp_path / "key", make_key_pair().secret, mode)
-    assert "chmod 600" in _refusal(path)
+    path = _write(tmp_path / "a key", make_key_pair().secret, mode)
+    assert f"chmod 600 '{path}', and" in _refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,14 @@ def test_only_regular_files_are_read(tmp_path: Path, what: str) -> None:
     elif what == "fifo":
         os.mkfifo(path, 0o600)
     assert {"missing": "No such file", "link": "symbolic link"}.get(what, "regular file") in _refusal(path)
+
+
+def test_a_file_whose_reading_fails_is_named() -> None:
+    unreadable = "/proc/self/mem"  # a regular file of this user alone, whose first page is no memory
+    assert _refusal(Path(unreadable)).endswith(f"which cannot be read: {os.strerror(errno.EIO)}")
+    for option, read in (("server.domain_secret_file", read_secret), (OPTION, partial(read_allow_list, OPTION))):
+        with pytest.raises(ConfigError, match=f"{option} is '{unreadable}'.*{os.strerror(errno.EIO)}"):
+            read(unreadable)
 
 
 def test_an_allow_list_has_keys_comments_and_empty_lines(tmp_path: Path) -> None:

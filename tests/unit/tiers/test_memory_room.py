@@ -57,6 +57,11 @@ def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(root: Path
     check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 
 
+def test_an_index_that_alone_is_too_large_is_refused_with_what_makes_it_so(root: Path) -> None:
+    with pytest.raises(MemoryError, match=r": lower dram\.max_chunks, or the capacity of the tiers below, free"):
+        check_memory(GIB, lambda _: 17 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
+
+
 def test_the_limit_of_a_parent_control_group_counts_too(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/system.slice/kvpoold.service")
     _limit_v2(root, "system.slice/kvpoold.service", "max", 0)
@@ -92,11 +97,6 @@ def test_a_full_group_has_no_room(root: Path) -> None:
     _limit_v2(root, ".", GIB, 2 * GIB)
     with pytest.raises(MemoryError, match=r"memory\.max of /sys/fs/cgroup: free memory, or"):
         check_memory(GIB // 2, _plain, allow_overcommit=False, root=root, patience_s=0.0)
-
-
-def test_an_index_that_does_not_fit_is_named_with_what_it_is_for(root: Path) -> None:
-    with pytest.raises(MemoryError, match="lower max_chunks or capacity of the other tiers, free memory"):
-        check_memory_fits(load_config(None, ["dram.capacity=1GiB"]).dram, 250_000_000, root)
 
 
 def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> None:

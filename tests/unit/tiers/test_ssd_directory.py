@@ -64,6 +64,13 @@ def test_the_target_of_a_link_is_never_created(link: Path, disk: Path) -> None:
     assert not disk.exists()
 
 
+def test_commands_that_a_refusal_names_take_the_path_as_one_word(tmp_path: Path) -> None:
+    path = tmp_path / "a disk"
+    assert f"install -d -m 700 -o {os.geteuid()} '{path}'" in _refusal(path)
+    path.mkdir(mode=0o755)
+    assert _refusal(path).endswith(f"chmod 700 '{path}'")
+
+
 def test_a_link_to_a_file_or_to_itself_is_no_directory(tmp_path: Path, link: Path, disk: Path) -> None:
     disk.rmdir()
     disk.write_text("")

@@ -11,8 +11,9 @@ import pytest
 
 import kvpool_client as kv
 from kvpool import socket_path
+from kvpool.config.config import load_config
 from kvpool.errors import InvalidArgument
-from kvpool.socket_path import SOCKET_VARIABLE, default_socket, find_socket
+from kvpool.socket_path import SOCKET_VARIABLE, default_socket, find_socket, own_socket
 from kvpool_client.sglang.settings import Settings as SglangSettings
 from kvpool_client.vllm.settings import Settings as VllmSettings
 from tests.rigs.daemon import SMALL
@@ -78,6 +79,22 @@ def test_a_service_without_the_right_to_it_yields_to_the_users_own_alone(places:
     assert _as_stranger(find_socket) == str(service), "its rights are what the message is about"
     _bind(own)
     assert _as_stranger(find_socket) == str(own)
+
+
+@pytest.mark.parametrize("runtime", ["relative", "long"])
+def test_a_runtime_directory_that_can_have_no_socket_is_passed_over(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    folder = places[0].parents[1]
+    long = folder / ("d" * 100)
+    long.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(socket_path, "SERVICE_SOCKET", str(folder / "nowhere" / "kvpool.sock"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "runtime" if runtime == "relative" else str(long))
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "runtime" if runtime == "relative" else str(long))
+    own = f"/tmp/kvpool-{os.getuid()}/kvpool.sock"
+    assert (default_socket(), own_socket()) == (own, own)
+    assert load_config().server.socket == own
 
 
 def test_the_environment_names_it_for_every_client(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from kvpool.ids import MODEL_BYTES_MAX
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
@@ -66,6 +67,12 @@ def test_requests_go_there_and_back(record: Any) -> None:
     assert _request(record, 9) == (9, record)
 
 
+@pytest.mark.parametrize("record", [PULL, WRONG], ids=lambda one: type(one).__name__)
+def test_a_model_may_have_every_name_that_an_engine_may_give_it(record: Any) -> None:
+    for name in ("m" * MODEL_BYTES_MAX, "line\nend", "\u202eright to left"):
+        assert _request(replace(record, model=name)).record == replace(record, model=name)
+
+
 @pytest.mark.parametrize("record", ANSWERS, ids=lambda one: type(one).__name__)
 def test_answers_go_there_and_back(record: Any) -> None:
     assert wire.decode_answer([wire.encode_message(record, 3)]) == (3, record)
@@ -98,7 +105,8 @@ def test_the_wire_is_as_documented() -> None:
         (HELLO, {"stream": "off"}),
         (PULL, {"pull": 0}),
         (PULL, {"pull": -1}),
-        (PULL, {"model": "m" * 257}),
+        (PULL, {"model": "m" * (MODEL_BYTES_MAX + 1)}),
+        (WRONG, {"model": "m" * (MODEL_BYTES_MAX + 1)}),
         (PULL, {"layout": []}),
         (PULL, {"layout": [1, 1, 8, "bfloat16", 16, 2, -1, 2, "", 0]}),
         (PULL, {"layout": [[[]]]}),

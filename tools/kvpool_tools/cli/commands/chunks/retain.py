@@ -16,6 +16,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import messages as m
 from kvpool.states import PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
+from kvpool_client.retention import DURATION_S_MAX
 from kvpool_tools.cli.commands.chunks.prompt import Prompt, parse_key, prompt_options
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
@@ -93,6 +94,6 @@ def _seconds(text: str | None) -> float:
         seconds = 0.0 if text is None else parse_duration(text)
     except InvalidArgument as error:
         fail(f"--duration: {error}", EXIT_USAGE)
-    if text is not None and seconds <= 0.0:
-        fail(f"--duration is {text}, expected more than 0", EXIT_USAGE)
+    if text is not None and not 0.0 < seconds <= DURATION_S_MAX:
+        fail(f"--duration is {text}, expected more than 0 and at most {DURATION_S_MAX:.0f}s", EXIT_USAGE)
     return seconds
