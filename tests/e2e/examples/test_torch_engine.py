@@ -175,7 +175,7 @@ def test_the_code_of_the_document_works(daemon: Daemon) -> None:
     """Cold in several passes, and then twice warm: in one pass, and in several."""
     before, _, rest = DOCUMENT.read_text().partition("\n## Tutorial\n")
     first, second = re.findall(r"```python\n(.*?)```", before + rest.partition("\n## ")[2], re.DOTALL)
-    first = first.replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
+    first = first.replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
     answers, calls = [], []
     for seed, is_batch in enumerate((False, True, False)):
         layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(4)]
@@ -194,6 +194,7 @@ def test_the_code_of_the_document_works(daemon: Daemon) -> None:
 
         names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model_of_batch}
         with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KVPOOL_SOCKET", daemon.socket)
             patch.setattr(kv, "connect", _connect_and_wait)
             exec(first, names)
         exec(second, names)
