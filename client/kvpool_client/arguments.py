@@ -169,7 +169,7 @@ def as_entries(name: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 def is_text(value: object) -> bool:
     """Whether this is a string that has bytes: one with lone surrogates has none."""
-    return isinstance(value, str) and value.encode(errors="replace").decode() == value
+    return isinstance(value, str) and (value.isascii() or value.encode(errors="replace").decode() == value)
 
 
 def check_promises(layout: Layout, tickets: int, claims: int | None) -> None:

@@ -39,7 +39,7 @@ from kvpool.server.service import VERBS, engine_handlers
 
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
 SHORT, LONG = 4, 512
-SHORT_ROUNDS, LONG_ROUNDS, WARM_ROUNDS = 15, 5, 3
+SHORT_ROUNDS, LONG_ROUNDS, WARM_ROUNDS = 15, 9, 3
 SEED = 3
 SETTLE_S = 0.05
 MODEL = "counted"
