@@ -120,15 +120,16 @@ class PeerTier:
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         """See `Remote`. Of several runs the one by which the chunks are here first; nodes that have brought less than they
-        seemed to have only where no other has the first chunk."""
+        seemed to have only where no other has the first chunk. Of a chain no more than a Pull may name."""
+        keys = keys[: r.PULL_KEYS_MAX] if namespace.layout.is_chained else keys
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
         run = self._choose(namespace, keys, first, _Silent(self))
         return RemoteRun(first) if run is None else RemoteRun(first + run.chunks, run.node)
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `Remote`."""
-        node = asker.owner
+        """See `Remote`. No more than a Pull may name."""
+        node, keys = asker.owner, keys[: r.PULL_KEYS_MAX]
         if self._is_closed or len(keys) <= first or self.is_silent(NodeName(node)):
             return RemoteRun(first)
         if not self._driver.may_name(asker, node, keys[first]):

@@ -40,6 +40,20 @@ async def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_pa
         assert there.pool.pool.measure({}).index["leases"] == 0
 
 
+@pytest.mark.parametrize("owner", ["", "there"], ids=["known", "named"])
+async def test_of_a_chain_that_no_request_can_name_whole_comes_what_one_can(
+    monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    monkeypatch.setattr(r, "PULL_KEYS_MAX", 8)
+    async with two_nodes() as (here, there):
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, [] if owner else KEYS)
+        for _ in range(2):
+            assert await here.pool.load(KEYS, owner=owner) == 8
+        assert await here.pool.save(KEYS[:12]) == 12
+        assert await here.pool.load(KEYS, owner=owner) == 12
+
+
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
 async def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -> None:
     async with two_nodes(offers=peer_config(offered=4 * CHUNK), has_disk=has_disk) as (here, there):
