@@ -29,6 +29,7 @@ from kvpool.ids import ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part, Placed
 from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespace
 from kvpool.index.namespaces_by_user import Geometry
+from kvpool.index.parts import JOINT_CHUNKS
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
@@ -210,7 +211,9 @@ class JointSaves:
         part = self._ending.get(part_id)
         if part is None:
             return
-        self.skip(part_id, ENDED_AT_ONCE, now_ns)
+        chunks = part.next(2)
+        are_alone = len(chunks) > 1 and chunks[0].chain is not chunks[1].chain  # those without a parent
+        self.skip(part_id, JOINT_CHUNKS if are_alone else ENDED_AT_ONCE, now_ns)
         if part.committed >= len(part.chunks):
             del self._ending[part_id], self._parts[part_id]
 

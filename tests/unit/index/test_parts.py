@@ -5,6 +5,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, Group
+from kvpool.layouts.share import Share
 from kvpool.pool.pool import Pool
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
 from kvpool.protocol import columns
@@ -41,6 +43,7 @@ WINDOWS = Layout(
 TURN_S = 0.001
 ROUNDS = 3
 YARDSTICK_S = 0.0035
+SHARED = replace(WINDOWS, groups=(replace(WINDOWS.groups[0], head_groups=2),))
 
 
 class Clock:
@@ -324,6 +327,37 @@ def given_up_alone(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
+def shared_alone(setting: Setting) -> None:
+    """A rank's share of chunks without a parent, each of which is a chain of its own."""
+    session = setting.pool.open_session(ConnectionId(9), "shares", SHARED)
+    column = pack_runs([ReserveRun(0, RunForm.ALONE, setting.chain, Share(0, 3, 0, 1))])
+    longest = 0
+
+    def serve(parts: Parts[T]) -> T:
+        nonlocal longest
+        answers: list[T] = []
+
+        def step() -> None:
+            try:
+                next(parts)
+            except StopIteration as end:
+                answers.append(end.value)
+
+        while not answers:
+            longest = max(longest, calls_in(step))
+        return answers[0]
+
+    made = serve(setting.pool.chains.reserve(session, m.Reserve(column, setting.keys(1))))
+    stored = made.states.count(SaveState.RESERVED) // 2
+    sums = bytes(4 * 3 * stored)
+    serve(setting.pool.chains.commit(session, m.Commit(made.reservation, sums, b"")))
+    setting.pool.drop_connection(session.connection)
+    while setting.pool._writers.has_backlog:
+        longest = max(longest, calls_in(partial(setting.pool._writers.end_more, setting.clock.now_ns())))
+    assert longest < 2 * setting.chain
+    assert setting.writing() == stored
+
+
 class Listener:
     """Counts the chunks that it is called for."""
 
@@ -373,7 +407,7 @@ def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) 
     in_setting(check)
 
 
-@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone])
+@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone, shared_alone])
 def test_many_chunks_without_a_parent_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
 
