@@ -17,6 +17,7 @@ from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, Group
@@ -410,6 +411,19 @@ def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) 
 @pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone, shared_alone])
 def test_many_chunks_without_a_parent_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
+
+
+def test_a_copy_of_many_chunks_takes_no_call_for_each() -> None:
+    slots = StagedSlots(states=bytes([SaveState.RESERVED]) * SHORT, offsets=bytes(8 * SHORT), extents=2)
+    every = Extents(range(SHORT), range(2))
+
+    def copy() -> None:
+        slots.offsets(every.chunks)
+        slots.clear(every)
+        slots.note_copy(every, bytes(8 * SHORT))
+
+    assert calls_in(copy) < SHORT // 4
+    assert slots.are_whole(0, bytes(8 * SHORT)) == [True] * SHORT
 
 
 def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
