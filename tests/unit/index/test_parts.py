@@ -384,6 +384,8 @@ def followed_alone(setting: Setting) -> None:
         for _ in range(setting.chain // PART_CHUNKS):
             assert calls_in(partial(next, parts)) < setting.chain // 4
         assert list(parts) == []
+    while setting.pool._writers.has_backlog:
+        setting.pool._writers.end_more(setting.clock.now_ns())
     assert (listener.noted, listener.ended) == (2 * setting.chain, 0)
     assert calls_in(lambda: setting.pool.drop_connection(session.connection)) < setting.chain
     assert listener.ended < setting.chain
