@@ -7,10 +7,14 @@ these checksums alone. Holds no payload. Control thread only.
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.states import SaveState
 
-OFFSET_BYTES = 8
+# In the arena, of the slots of some chunks.
+Offsets = npt.NDArray[np.uint64]
 
 
 class Extents(NamedTuple):
@@ -19,59 +23,46 @@ class Extents(NamedTuple):
     chunks: range
     numbers: range
 
+    @property
+    def place(self) -> tuple[slice, slice]:
+        """Where they are in an array [chunk][extent]."""
+        return slice(self.chunks.start, self.chunks.stop), slice(self.numbers.start, self.numbers.stop)
+
 
 class StagedSlots:
     """The reserved slots of one reservation, in order.
 
-    Invariant: `_has_copy` has a byte for each extent of each chunk, 1 exactly where `_checksums` has that of a finished copy.
+    Invariant: where an extent `_has_copy`, `_checksums` has that of a finished copy. Arrays [chunk][extent].
     """
 
     def __init__(self, *, states: bytes, offsets: bytes, extents: int) -> None:
         """Of an answer to `reserve`: a state and a u64 offset for each chunk asked."""
-        self._extents = extents
-        self._offsets = b"".join(
-            offsets[number * OFFSET_BYTES : (number + 1) * OFFSET_BYTES]
-            for number, state in enumerate(states)
-            if state == SaveState.RESERVED
-        )
-        self._has_copy = bytearray(len(self._offsets) // OFFSET_BYTES * extents)
-        self._checksums = bytearray(len(self._has_copy) * CHECKSUM_BYTES)
+        are_reserved = np.frombuffer(states, np.uint8) == SaveState.RESERVED
+        self._offsets: Offsets = np.frombuffer(offsets, "<u8")[are_reserved]
+        shape = len(self._offsets), extents
+        self._has_copy = np.zeros(shape, np.bool_)
+        self._checksums = np.zeros(shape, "<u4")
 
     def __repr__(self) -> str:
-        return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} extents copied>"
+        return f"<StagedSlots {np.count_nonzero(self._has_copy)}/{self._has_copy.size} extents copied>"
 
-    def offsets(self, chunks: range) -> tuple[int, ...]:
+    def offsets(self, chunks: range) -> Offsets:
         """Arena offsets of these chunks."""
-        column = memoryview(self._offsets)[chunks.start * OFFSET_BYTES : chunks.stop * OFFSET_BYTES]
-        return tuple(
-            int.from_bytes(column[at : at + OFFSET_BYTES], "little") for at in range(0, len(column), OFFSET_BYTES)
-        )
+        return self._offsets[chunks.start : chunks.stop]
 
     def clear(self, extents: Extents) -> None:
         """Clear these extents, which are about to be written: until `note` they have no copy."""
-        count = len(extents.numbers)
-        for chunk in extents.chunks:
-            at = chunk * self._extents + extents.numbers.start
-            self._has_copy[at : at + count] = bytes(count)
+        self._has_copy[extents.place] = False
 
     def note_copy(self, extents: Extents, checksums: bytes) -> None:
         """Note that these extents have been copied; `checksums` is u32 [chunk][extent], or empty where they have not."""
-        count = len(extents.numbers)
-        row = count * CHECKSUM_BYTES
-        for number in range(len(checksums) // row):
-            at = (extents.chunks.start + number) * self._extents + extents.numbers.start
-            self._has_copy[at : at + count] = b"\x01" * count
-            self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row] = checksums[
-                number * row : (number + 1) * row
-            ]
+        if checksums:
+            self._has_copy[extents.place] = True
+            self._checksums[extents.place] = np.frombuffer(checksums, "<u4").reshape(len(extents.chunks), -1)
 
     def are_whole(self, first: int, checksums: bytes) -> list[bool]:
         """Whether each chunk from the `first` on was copied completely and has the checksums of its writer."""
-        row = self._extents * CHECKSUM_BYTES
-        found: list[bool] = []
-        for number in range(len(checksums) // row):
-            at = (first + number) * self._extents
-            stored = self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row]
-            is_copied = 0 not in self._has_copy[at : at + self._extents]
-            found.append(is_copied and stored == checksums[number * row : (number + 1) * row])
-        return found
+        given = np.frombuffer(checksums, "<u4").reshape(-1, self._has_copy.shape[1])
+        part = slice(first, first + len(given))
+        are_whole: list[bool] = (self._has_copy[part] & (self._checksums[part] == given)).all(axis=1).tolist()
+        return are_whole

@@ -14,7 +14,7 @@ from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.ids import ConnectionId
 from kvpool.index.leases import Lease
-from kvpool.index.parts import PART_CHUNKS, Parts, Step
+from kvpool.index.parts import Parts, Step, save_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
@@ -179,10 +179,11 @@ class Chains:
     def _commit_run(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
         """Publish the next chunks of a run: a state for each."""
         states, carried, joint_saves = b"", 0, self.writers.joint_saves
+        most = save_chunks(is_part=part.run.is_part, is_chain=part.run.is_chain)
         while len(states) < part.chunks:
             if states:
                 yield None
-            cut = part.cut(len(states), min(len(states) + PART_CHUNKS, part.chunks))
+            cut = part.cut(len(states), min(len(states) + most, part.chunks))
             before = joint_saves.carried_chunks
             states += self.writers.commit(session, number, cut, self.clock.now_ns())
             carried += joint_saves.carried_chunks - before

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from kvpool.errors import ProtocolError
 from kvpool.key_column import keys_in
+from kvpool.layouts.groups import GROUPS_MAX
 from kvpool.layouts.share import Share
 from kvpool.protocol.records import messages as m
 
-RUNS_MAX = 256
+RUNS_MAX = GROUPS_MAX  # one of each group: who writes behind a chunk holds thousands that precede it
 _ROW = struct.Struct("<7I")
 
 
@@ -47,7 +48,7 @@ def pack_runs(runs: Sequence[ReserveRun]) -> bytes:
 
 
 def unpack_runs(column: bytes) -> list[ReserveRun]:
-    """The runs in a column. Raises ProtocolError for one that is none, or names a run of no chunks."""
+    """The runs in a column. Raises ProtocolError for one that is none, names a run of no chunks, or two of one group."""
     if len(column) % _ROW.size or not 0 < len(column) <= RUNS_MAX * _ROW.size:
         raise ProtocolError(f"runs column has {len(column)} bytes, expected {_ROW.size} each for 1..{RUNS_MAX} runs")
     runs: list[ReserveRun] = []
@@ -55,6 +56,8 @@ def unpack_runs(column: bytes) -> list[ReserveRun]:
         if form > RunForm.BEHIND or not chunks:
             raise ProtocolError(f"run {len(runs)} has form {form} and {chunks} chunks, expected 0..2 and 1 or more")
         runs.append(ReserveRun(group, RunForm(form), chunks, Share(*share) if any(share) else None))
+    if len({run.group for run in runs}) < len(runs):
+        raise ProtocolError(f"{len(runs)} runs name a group twice, expected one run of each at most")
     return runs
 
 

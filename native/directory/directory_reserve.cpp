@@ -36,7 +36,8 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
   retention_.expire_due(now_ns);
   ReservationState& state = *found;
   const size_t before = state.records.size();
-  ShareClaim claim{state.holder, shares_.protected_bytes(), before, state.is_compared, reservation};
+  const bool is_compared = state.is_compared || shares_.accounts().counts(state.holder) != state.counts;
+  ShareClaim claim{state.holder, shares_.protected_bytes(), before, is_compared, reservation};
   place_chain(state, keys, n, {}, bounds, claim, answer);
   complete(answer);
   state.is_compared = claim.is_compared;
@@ -163,6 +164,7 @@ void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, 
   state.writing = state.written.size();
   state.holder = claim.holder;
   state.is_compared = claim.is_compared;
+  state.counts = shares_.accounts().counts(claim.holder);
   const auto [id, opened] = holds_.open_reservation(std::move(state));
   answer.id = id;
   shares_.open(id, opened, claim);

@@ -105,6 +105,7 @@ void HolderAccounts::correct(Account& account, uint64_t bytes) noexcept {
   account.twice = account.bytes.sum() - std::min(account.bytes.sum(), bytes);
   account.changed = 0;
   account.counted = bytes;
+  ++account.counts;
 }
 
 void HolderAccounts::correct(HolderId holder, uint64_t bytes) noexcept {
@@ -128,6 +129,11 @@ std::optional<uint32_t> HolderAccounts::user_of(HolderId holder) const noexcept 
 }
 
 uint64_t HolderAccounts::bound(HolderId holder) const noexcept { return bound_of(find(holder)); }
+
+uint64_t HolderAccounts::counts(HolderId holder) const noexcept {
+  const Account* const account = find(holder);
+  return account == nullptr ? 0 : account->counts;
+}
 
 const HolderAccounts::Account* HolderAccounts::find(HolderId holder) const noexcept {
   const auto found = accounts_.find(holder.value());

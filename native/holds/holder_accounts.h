@@ -39,6 +39,7 @@ class HolderAccounts {
     uint64_t twice = 0;    // of the sum: known to be counted by another hold as well
     uint64_t changed = 0;  // chunks of holds that came or went since `correct`
     uint64_t counted = 0;  // bytes that the holder really protected then
+    uint64_t counts = 0;   // how often it was corrected
     std::unordered_set<HoldId> holds;
     std::optional<uint32_t> user;  // of a holder: who it is counted for as well
   };
@@ -71,6 +72,8 @@ class HolderAccounts {
 
   // At least what the holder protects.
   [[nodiscard]] uint64_t bound(HolderId holder) const noexcept;
+  // How often its account was corrected. What was there then counts rightly, whatever it has in common.
+  [[nodiscard]] uint64_t counts(HolderId holder) const noexcept;
   [[nodiscard]] const Account* find(HolderId holder) const noexcept;
   [[nodiscard]] const std::map<uint32_t, Account>& all() const noexcept { return accounts_; }
 

@@ -15,6 +15,7 @@ struct ReservationState {
   size_t writing = 0;         // not stored yet, those that were dropped meanwhile among them
   bool is_uncertain = false;  // a record before the next one was still on its way from another tier
   bool is_compared = false;   // with the other chunks that its holder holds
+  uint64_t counts = 0;        // how often its holder's account had been corrected when it was opened
   size_t found = 0;           // leading records that had been acquired since they were stored
   uint64_t taken_bytes = 0;   // by each record
   uint32_t extents = 0;

@@ -5,7 +5,7 @@
 
 The last extent of a chunk's KV, and its summaries, land with its commit: nobody has all KV of a chunk that was not stored. What
 is followed is not held: a save that is given up has its slots back at once, and who follows it sees that in the slot's
-generation. Without a listener nothing is noted. A long save ends for the listener in bounded parts. Control thread only.
+generation. Without a listener nothing is noted. The listener is called for a long save in bounded parts. Control thread only.
 
 Invariant: `_saves` has exactly the runs with chunks that are not committed, reserved since there is a listener.
 """
@@ -26,8 +26,8 @@ from kvpool.index.staged_slots import Extents
 from kvpool.key_column import KeyColumn
 from kvpool.states import SaveState
 
-# Chunks of ended saves of which the listener is called in one turn: less than a millisecond (a guess).
-ENDED_AT_ONCE = 256
+# Chunks of saves for which the listener is called in one turn: less than a millisecond (a guess).
+CALLED_AT_ONCE = 256
 # Of each state: whether it is STORED.
 _IS_STORED = bytes([state == SaveState.STORED for state in range(256)])
 
@@ -58,9 +58,9 @@ class _Save:
 
     def note(self, chunks: range) -> KeyColumn:
         """The keys of those of these chunks that were not noted before."""
-        new = [number for number in chunks if not self.are_noted[number]]
-        for number in new:
-            self.are_noted[number] = 1
+        place = slice(chunks.start, chunks.stop)
+        new = chunks.start + np.flatnonzero(np.frombuffer(self.are_noted[place], np.uint8) == 0)
+        self.are_noted[place] = b"\x01" * len(chunks)
         return self.keys.chosen(new)
 
     def end(self) -> tuple[KeyColumn, int]:
@@ -88,8 +88,9 @@ class FollowedSaves:
         self._on_backlog = on_backlog
         self._listener: SaveListener | None = None
         self._saves: dict[ReservationId, _Save] = {}  # by the first holder of slots of each run
-        self._ended: deque[tuple[KeyColumn, int]] = deque()  # what the listener is to be called with
-        self._left = ENDED_AT_ONCE  # chunks that may be ended before `end_more` is called again
+        # What the listener is to be called with: chunks that are noted (None), or end and of which so many are stored.
+        self._calls: deque[tuple[KeyColumn, int | None]] = deque()
+        self._left = CALLED_AT_ONCE  # chunks for which it may be called before `end_more` is called again
 
     def __repr__(self) -> str:
         return f"<FollowedSaves {sum(1 in save.are_noted for save in self._saves.values())} of {len(self._saves)}>"
@@ -121,9 +122,8 @@ class FollowedSaves:
             of_holder = shown[at * row : (at + count) * row]
             self._directory.land_saved(holder, start, count, first, of_holder)
             at += count
-        new = save.note(chunks) if first == 0 else KeyColumn(b"")
-        if new and self._listener is not None:
-            self._listener.note_save(new)
+        if first == 0:
+            self._call_with(save.note(chunks), None)
 
     def commit(self, run: ReservedRun, states: bytes) -> None:
         """The next chunks of a save have been committed, with these states."""
@@ -136,29 +136,36 @@ class FollowedSaves:
         save = self._saves.pop(run.holders[0], None) if run.holders else None
         if save is None or 1 not in save.are_noted:
             return
-        keys, stored = save.end()
-        for part in keys.parts(ENDED_AT_ONCE):
-            self._ended.append((part, max(0, min(stored, len(part)))))
-            stored -= len(part)
-        self._end_some()
-        if self._ended and self._on_backlog is not None:
-            self._on_backlog()
+        self._call_with(*save.end())
 
     @property
     def has_backlog(self) -> bool:
         """Whether `end_more` has more to do."""
-        return bool(self._ended)
+        return bool(self._calls)
 
     def end_more(self) -> None:
-        """Call the listener for a bounded number of chunks whose saves have ended."""
-        self._left = ENDED_AT_ONCE
-        self._end_some()
+        """Call the listener for a bounded number of chunks."""
+        self._left = CALLED_AT_ONCE
+        self._call_some()
 
-    def _end_some(self) -> None:
-        while self._ended and (self._left > 0 or self._on_backlog is None):
-            keys, stored = self._ended.popleft()
+    def _call_with(self, keys: KeyColumn, stored: int | None) -> None:
+        """Call the listener, in parts and after all that waits."""
+        at = 0
+        for part in keys.parts(CALLED_AT_ONCE):
+            self._calls.append((part, None if stored is None else max(0, min(stored - at, len(part)))))
+            at += len(part)
+        self._call_some()
+        if self._calls and self._on_backlog is not None:
+            self._on_backlog()
+
+    def _call_some(self) -> None:
+        while self._calls and (self._left > 0 or self._on_backlog is None):
+            keys, stored = self._calls.popleft()
             self._left -= len(keys)
-            if self._listener is not None:
+            assert self._listener is not None
+            if stored is None:
+                self._listener.note_save(keys)
+            else:
                 self._listener.end_save(keys, stored)
 
     def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> SavedRun:
@@ -184,8 +191,7 @@ def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     """Of checksums [chunk][extent] with so many columns, the first `wanted`."""
     if wanted == columns:
         return checksums
-    row, kept = columns * CHECKSUM_BYTES, wanted * CHECKSUM_BYTES
-    return b"".join(checksums[at : at + kept] for at in range(0, len(checksums), row))
+    return np.frombuffer(checksums, "<u4").reshape(-1, columns)[:, :wanted].tobytes()
 
 
 def extents_of(run: ReservedRun, first_extent: int, checksums: bytes) -> range:

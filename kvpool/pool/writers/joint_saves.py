@@ -17,7 +17,7 @@ complete than was published at once.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby, takewhile
 from typing import NamedTuple
 
@@ -29,7 +29,9 @@ from kvpool.ids import CHECKSUM_BYTES, ReservationId
 from kvpool.index.joint_chunks import JointChain, JointChunk, Part, Placed
 from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespace
 from kvpool.index.namespaces_by_user import Geometry
+from kvpool.index.parts import JOINT_CHUNKS
 from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import Offsets
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
 from kvpool.pool.writers.commit_columns import CommitColumns
@@ -182,10 +184,10 @@ class JointSaves:
         part.committed += len(chunks)
         self._give_up(part, chunks, now_ns)
 
-    def offsets(self, part_id: ReservationId, offsets: Sequence[int], extents: range, extent_bytes: int) -> bytes:
+    def offsets(self, part_id: ReservationId, offsets: Offsets, extents: range, extent_bytes: int) -> bytes:
         """Where these extents of a part lie, counted among its own, in the slots at `offsets`: u64 [slot][extent]."""
         numbers = self._parts[part_id].numbers[extents.start : extents.stop].astype("<u8") * np.uint64(extent_bytes)
-        targets: bytes = np.add.outer(np.array(offsets, "<u8"), numbers).tobytes()
+        targets: bytes = np.add.outer(offsets, numbers).tobytes()
         return targets
 
     def end_part(self, part_id: ReservationId, now_ns: int, *, is_asked: bool = True) -> None:
@@ -210,7 +212,9 @@ class JointSaves:
         part = self._ending.get(part_id)
         if part is None:
             return
-        self.skip(part_id, ENDED_AT_ONCE, now_ns)
+        chunks = part.next(2)
+        are_alone = len(chunks) > 1 and chunks[0].chain is not chunks[1].chain  # those without a parent
+        self.skip(part_id, JOINT_CHUNKS if are_alone else ENDED_AT_ONCE, now_ns)
         if part.committed >= len(part.chunks):
             del self._ending[part_id], self._parts[part_id]
 

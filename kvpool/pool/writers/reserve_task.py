@@ -12,7 +12,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.index.parts import PART_CHUNKS, Step
+from kvpool.index.parts import Step, save_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.places import Place
@@ -88,7 +88,8 @@ class ReserveTask:
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
         """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
         run, first = self.runs[self._run], self._first
-        end = min(first + PART_CHUNKS, len(run.keys))
+        most = save_chunks(is_part=run.is_part, is_chain=run.form is not RunForm.ALONE)
+        end = min(first + most, len(run.keys))
         evicted_before = self._directory.evicted_chunks
         made = run.place.reserve(first, end, now_ns, may_wait=may_wait)
         failpoint.reach("daemon.reserve.after", failpoint.refused)

@@ -9,6 +9,8 @@ Invariant: for every copy under way its reservation counts one, so no slot is re
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
+
 import kvpool_native
 from kvpool.clock import Clock
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
@@ -92,7 +94,7 @@ class StagedSaves:
             return m.Done()
         reservation, run, slots = begun
         first = numbers.start * layout.extent_bytes
-        at_once, targets = len(numbers), b"".join((slot + first).to_bytes(8, "little") for slot in slots)
+        at_once, targets = len(numbers), (slots + np.uint64(first)).tobytes()
         if run.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
             at_once, targets = 1, self._writers.part_targets(run, slots, numbers, layout.extent_bytes)

@@ -20,7 +20,7 @@ from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.reservations import Reservation, Reservations, ReservedRun
 from kvpool.index.sessions import EngineSession
-from kvpool.index.staged_slots import Extents, StagedSlots
+from kvpool.index.staged_slots import Extents, Offsets, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
@@ -257,7 +257,7 @@ class Writers:
 
     def begin_copy(
         self, session: EngineSession, reservation_id: int, number: int, extents: Extents, *, now_ns: int
-    ) -> tuple[Reservation, ReservedRun, tuple[int, ...]] | None:
+    ) -> tuple[Reservation, ReservedRun, Offsets] | None:
         """Arena offsets at which the daemon may write these extents of reserved chunks of a run; None where the reservation has
         ended.
 
@@ -280,7 +280,7 @@ class Writers:
         run.staged.clear(extents)
         return reservation, run, run.staged.offsets(chunks)
 
-    def part_targets(self, run: ReservedRun, slots: tuple[int, ...], numbers: range, extent_bytes: int) -> bytes:
+    def part_targets(self, run: ReservedRun, slots: Offsets, numbers: range, extent_bytes: int) -> bytes:
         """Where extents of a part lie in these slots, counted among its own: u64 [slot][extent]."""
         return self.joint_saves.offsets(run.holders[0], slots, numbers, extent_bytes)
 

@@ -148,6 +148,19 @@ TEST(a_save_behind_a_lease_pays_for_what_is_new) {
   EXPECT(pool.directory.shares().accounts().all().empty());
 }
 
+// What a save and a lease have in common was counted once when all of the holder's chunks were: not once more when the save goes on.
+TEST(a_save_that_goes_on_after_a_count_has_no_more_than_its_share) {
+  Shared pool;
+  EXPECT(pool.store(range(0, 10)) == 10);
+  EXPECT(pool.lease_for(ONE, range(0, 10)).chunks == 10);
+  const Reservation save = pool.directory.reserve(pool.owner, pool.small, key_of(9), pack({100, 101}).data(), 2, ++pool.now, ONE);
+  EXPECT(Shared::count(pool.reserve_for(ONE, range(200, 40)), SaveState::RESERVED) == CHUNKS / 2 - 12);
+  EXPECT(all_are(pool.reserve_for(ONE, {300}).states, SaveState::QUOTA));
+  EXPECT(pool.directory.reserve_more(save.id, pack({102}).data(), 1, ++pool.now).states ==
+         std::vector<uint8_t>{static_cast<uint8_t>(SaveState::QUOTA)});
+  EXPECT(pool.is_sound());
+}
+
 TEST(holders_are_counted_rightly_under_random_use) {
   std::mt19937_64 random(seed());
   Shared pool;
@@ -161,6 +174,9 @@ TEST(holders_are_counted_rightly_under_random_use) {
       held.push_back(made.id);
     } else if (random() % 2 == 0) {
       held.push_back(pool.lease_for(holder, ids).id);
+    } else if (random() % 4 == 0 && !held.empty()) {  // of a lease nothing goes on
+      const auto further = pack(range(1000 + 10 * static_cast<uint64_t>(step), 1 + random() % 8));
+      static_cast<void>(pool.directory.reserve_more(held[random() % held.size()], further.data(), further.size() / KEY_BYTES, ++pool.now));
     } else if (!held.empty()) {
       const size_t chosen = random() % held.size();
       const HoldId id = held[chosen];

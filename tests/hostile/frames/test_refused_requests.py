@@ -64,6 +64,7 @@ OF_PLAIN: dict[str, object] = {
     "a demote hint about too many keys": m.Demote(keys_of(0, TOO_MANY), 0),
     "a group that the layout has not": reserve_alone(1, KEY),
 }
+TWO_OF_A_GROUP = m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)] * 2), keys_of(1, 2))
 OF_SHARES: dict[str, object] = {
     "a part: no keys": reserve_share(*LEFT, b"", b""),
     "a part: half a key": reserve_share(*LEFT, b"", KEY[:-1]),
@@ -93,10 +94,10 @@ OF_GROUPS: dict[str, object] = {
     "no runs": m.Reserve(b"", KEY),
     "half a run": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)])[:-1], KEY),
     "a run of another form": m.Reserve(RUN_OF_FORM_3, KEY),
-    "runs of more chunks than keys": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)] * 2), KEY),
+    "runs of more chunks than keys": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 2)]), KEY),
     "a parent and no chunk": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.BEHIND, 1)]), KEY),
-    "too many runs": m.Reserve(pack_runs([ReserveRun(STATE, RunForm.ALONE, 1)] * 257), keys_of(1, 257)),
-    "more chunks than a frame has": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, (1 << 32) - 1)] * 2), KEY),
+    "too many runs": m.Reserve(pack_runs([ReserveRun(at, RunForm.ALONE, 1) for at in range(65)]), keys_of(1, 65)),
+    "more chunks than a frame has": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, (1 << 32) - 1)]), KEY),
     "an announcement of no chunks": m.Announce(b"", 0),
     "an announcement without their number": m.Announce(keys_of(1, 3)),
     "an announcement of more chunks than keys": m.Announce(keys_of(1, 5), 3),
@@ -109,6 +110,7 @@ REFUSED: dict[str, tuple[kv.Layout, object, str]] = {
     **{f"plain, {name}": (SMALL, request, "^protocol") for name, request in OF_PLAIN.items()},
     **{f"shares, {name}": (SHARED, request, "^protocol") for name, request in OF_SHARES.items()},
     **{f"groups, {name}": (HYBRID, request, "^protocol") for name, request in OF_GROUPS.items()},
+    "two runs of a group": (HYBRID, TWO_OF_A_GROUP, "2 runs name a group twice, expected one run of each at most"),
     "fewer claims than none": (SMALL, m.IssueTicket(1, -1), "claims is"),
     "too many claims": (SMALL, m.IssueTicket(1, 1025), "claims is"),
     "claims without end": (SMALL, m.IssueTicket(1, 1 << 62), "claims is"),

@@ -5,6 +5,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,9 +17,11 @@ from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, Group
+from kvpool.layouts.share import Share
 from kvpool.pool.pool import Pool
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
 from kvpool.protocol import columns
@@ -42,6 +45,7 @@ WINDOWS = Layout(
 TURN_S = 0.001
 ROUNDS = 3
 YARDSTICK_S = 0.0035
+SHARED = replace(WINDOWS, groups=(replace(WINDOWS.groups[0], head_groups=2),))
 
 
 class Setting:
@@ -315,6 +319,37 @@ def given_up_alone(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
+def shared_alone(setting: Setting) -> None:
+    """A rank's share of chunks without a parent, each of which is a chain of its own."""
+    session = setting.pool.open_session(ConnectionId(9), "shares", SHARED)
+    column = pack_runs([ReserveRun(0, RunForm.ALONE, setting.chain, Share(0, 3, 0, 1))])
+    longest = 0
+
+    def serve(parts: Parts[T]) -> T:
+        nonlocal longest
+        answers: list[T] = []
+
+        def step() -> None:
+            try:
+                next(parts)
+            except StopIteration as end:
+                answers.append(end.value)
+
+        while not answers:
+            longest = max(longest, calls_in(step))
+        return answers[0]
+
+    made = serve(setting.pool.chains.reserve(session, m.Reserve(column, setting.keys(1))))
+    stored = made.states.count(SaveState.RESERVED) // 2
+    sums = bytes(4 * 3 * stored)
+    serve(setting.pool.chains.commit(session, m.Commit(made.reservation, sums, b"")))
+    setting.pool.drop_connection(session.connection)
+    while setting.pool._writers.has_backlog:
+        longest = max(longest, calls_in(partial(setting.pool._writers.end_more, setting.clock.now_ns())))
+    assert longest < 2 * setting.chain
+    assert setting.writing() == stored
+
+
 class Listener:
     """Counts the chunks that it is called for."""
 
@@ -340,6 +375,8 @@ def followed_alone(setting: Setting) -> None:
         for _ in range(setting.chain // PART_CHUNKS):
             assert calls_in(partial(next, parts)) < setting.chain // 4
         assert list(parts) == []
+    while setting.pool._writers.has_backlog:
+        setting.pool._writers.end_more(setting.clock.now_ns())
     assert (listener.noted, listener.ended) == (2 * setting.chain, 0)
     assert calls_in(lambda: setting.pool.drop_connection(session.connection)) < setting.chain
     assert listener.ended < setting.chain
@@ -364,9 +401,22 @@ def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) 
     in_setting(check)
 
 
-@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone])
+@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone, shared_alone])
 def test_many_chunks_without_a_parent_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
+
+
+def test_a_copy_of_many_chunks_takes_no_call_for_each() -> None:
+    slots = StagedSlots(states=bytes([SaveState.RESERVED]) * SHORT, offsets=bytes(8 * SHORT), extents=2)
+    every = Extents(range(SHORT), range(2))
+
+    def copy() -> None:
+        slots.offsets(every.chunks)
+        slots.clear(every)
+        slots.note_copy(every, bytes(8 * SHORT))
+
+    assert calls_in(copy) < SHORT // 4
+    assert slots.are_whole(0, bytes(8 * SHORT)) == [True] * SHORT
 
 
 def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
