@@ -249,7 +249,7 @@ class Save:
         if wait:
             return self.wait()
         if self._thread is None:
-            self._thread = started_commit(self._publish)
+            self._thread = _started_commit(self._publish)
         return None if self._thread is not None else self.wait()
 
     def wait(self) -> SaveResult:
@@ -450,7 +450,7 @@ class Save:
         return SaveResult.joined(results) if self._reserved.has_groups else results[0]
 
 
-def started_commit(publish: Callable[[], None]) -> threading.Thread | None:
+def _started_commit(publish: Callable[[], None]) -> threading.Thread | None:
     """The thread that publishes a save in the background; None where this process may have no further thread."""
     thread = threading.Thread(target=publish, name="kvpool-commit", daemon=True)
     try:

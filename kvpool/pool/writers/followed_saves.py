@@ -88,7 +88,7 @@ class FollowedSaves:
         landing = min(extents.numbers.stop, run.kv_extents - 1) - first
         if landing <= 0 or not checksums or run.holders[0] not in self._saves:
             return
-        shown, row = first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
+        shown, row = _first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
         at = 0
         for holder, start, count in run.slices(chunks.start, chunks.stop):
             of_holder = shown[at * row : (at + count) * row]
@@ -135,7 +135,7 @@ class FollowedSaves:
         return [f"followed saves: {len(unknown)} of no reservation"] if unknown else []
 
 
-def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
+def _first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     """Of checksums [chunk][extent] with so many columns, the first `wanted`."""
     if wanted == columns:
         return checksums
