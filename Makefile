@@ -35,7 +35,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make bench-bounds     the tests that hold a bound on time, one at a time: on a machine that does nothing else"
+	@echo "make bench-count      count instructions of requests by valgrind, against tests/golden/instructions.json: about a minute"
 	@echo "make bench-sparse [SPARSE=--quick]   quality of sparse recall on structured keys and a small model that it trains: about 40 minutes (bench-results)"
 	@echo "make docs             write what is made from the code (docs/metrics.md, a table in docs/engines.md)"
 	@echo "make test-sanitizers [SANITIZERS=thread] [ROOMS=ssd]  the C++ tests under address, undefined and thread sanitizers"
@@ -83,18 +84,18 @@ $(VENV)/.tools:
 	@$(QUIETLY) "installing torch for the CPU" $(PIP) "$(TORCH)"
 	@touch $@
 
-# What the pool and the demonstration need. Editable: the packages are those of the tree.
-$(VENV)/.pool: $(VENV)/.tools pyproject.toml
+# What the pool and the demonstration need. Editable: the packages are those of the tree. The mark goes with the build.
+$(NATIVE_BUILD)/.pool: $(VENV)/.tools pyproject.toml
 	@$(QUIETLY) "building the core with all processors, and installing kvpool" $(PIP) --editable ".[daemon,demo]"
 	@touch $@
 
 # What tests, linters and plots need.
-$(VENV)/.development: $(VENV)/.pool
+$(VENV)/.development: $(NATIVE_BUILD)/.pool
 	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) "kvpool[etcd,plot,test,lint]"
 	@touch $@
 
 # The module of an edited core, put where pip put the first.
-$(NATIVE_BUILD)/.current: $(VENV)/.pool $(NATIVE)
+$(NATIVE_BUILD)/.current: $(NATIVE_BUILD)/.pool $(NATIVE)
 	@$(BIN)/cmake --build $(NATIVE_BUILD)
 	@for built in $(NATIVE_BUILD)/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
 	@touch $@
@@ -151,6 +152,11 @@ test-under-load: setup build-native-tests
 bench-bounds: setup build-native-tests
 	@status=0; (cd $(NATIVE_BUILD) && KVPOOL_TIMED=1 $(CTEST) -j 1) || status=1; \
 	KVPOOL_CAMPAIGN=1 $(PYTEST) -m timed || status=1; exit $$status
+
+# Instructions of an engine's requests, which a busy machine does not change, against those that were written down; after a change that
+# is worth them: kvpoolctl bench turns --count --out tests/golden/instructions.json
+bench-count: setup
+	@$(BIN)/kvpoolctl bench turns --count --against tests/golden/instructions.json
 
 # Everything that `make test` leaves out but bounds on time, or a sample of it: make test-campaigns SAMPLE=4 LIMIT_S=240
 test-campaigns: setup

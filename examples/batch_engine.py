@@ -1,8 +1,8 @@
 """Chats in batches of four, with a pool behind their engine: the next turn of each begins where the pool's KV ends.
 
-    kvpoold --set server.socket=/tmp/kvpool.sock &
-    python -m examples.batch_engine --socket /tmp/kvpool.sock     # each turn reuses what the turns before have stored
-    python -m examples.batch_engine --socket /tmp/kvpool.sock     # another process: it reuses the first one's first turns too
+    kvpoold &
+    python -m examples.batch_engine     # each turn reuses what the turns before have stored
+    python -m examples.batch_engine     # another process: it reuses the first one's first turns too
 
 The model is that of examples/engine, whose bits depend on a token's position alone: the answers are the same with any reuse,
 with a daemon that is killed meanwhile, and without one. The engine has blocks of its own and keeps nothing from turn to turn.

@@ -1,8 +1,8 @@
 """The engine of tiny_engine.py over a block pool: several requests, prefix reuse on the device, and the node's pool behind it.
 
-    kvpoold --set server.socket=/tmp/kvpool.sock &
-    python -m examples.block_engine --socket /tmp/kvpool.sock     # the second question reuses the first one's document
-    python -m examples.block_engine --socket /tmp/kvpool.sock     # another process: both come from the node's pool
+    kvpoold &
+    python -m examples.block_engine     # the second question reuses the first one's document
+    python -m examples.block_engine     # another process: both come from the node's pool
 
 One document with three questions, and two answers to the last one. Not a server: requests run one after another. With no
 daemon it prints the same tokens. One thread.

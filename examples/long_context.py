@@ -33,7 +33,7 @@ from demo.node import Daemon
 from kvpool.units import format_size
 from kvpool_sparse import SparseConfig, SparseSequence
 from kvpool_sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
-from kvpool_tools.cli.machine import describe_machine
+from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.cli.output import print_line, print_table
 
 TOKENS = 64 << 10

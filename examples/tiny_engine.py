@@ -1,8 +1,8 @@
 """A whole torch engine in one file, and the few lines that put a kvpool behind it. docs/torch.md walks through it.
 
-    kvpoold --set server.socket=/tmp/kvpool.sock &
-    python examples/tiny_engine.py --socket /tmp/kvpool.sock     # computes the prompt, stores its KV
-    python examples/tiny_engine.py --socket /tmp/kvpool.sock     # another process: takes the KV, computes the rest
+    kvpoold &
+    python examples/tiny_engine.py     # computes the prompt, stores its KV
+    python examples/tiny_engine.py     # another process: takes the KV, computes the rest
 
 A small transformer with random weights from a fixed seed, its KV in blocks of torch tensors, one prompt, greedy tokens.
 Not a server: no batches, no scheduler. With no daemon it prints the same tokens, later. One thread.

@@ -59,7 +59,7 @@ class Deadline:
 
     def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
-        self._at_ns = self._clock.now_ns() + int(timeout_s * 1e9)
+        self._at_ns = self._clock.now_ns() + int(min(LONGEST_S, timeout_s) * 1e9)
 
     def remaining_s(self) -> float:
         """Seconds left, 0.0 when the deadline has passed."""
@@ -108,5 +108,6 @@ def process_began_ns() -> int:
 
 
 NS_PER_S = 1_000_000_000
+LONGEST_S = 1e9  # thirty years: of a wait without an end
 # The place of a process's start among the fields behind its name (proc(5): field 22, the name is the second).
 _START_TICKS = 19

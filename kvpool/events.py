@@ -40,9 +40,9 @@ class Event(NamedTuple):
     tier, left one of several, or has another priority.
 
     `keys` (32 bytes each) and `tokens` (int32 ids, of all keys or of none) are packed; `tiers` are bits by level (1 << Level),
-    `priority` is 0 to 100; `tiers_before` and `priority_before` are those before an UPDATED, and `cause` is why it happened. An
-    UPDATED that gains a tier carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none.
-    `adapter` and `salt_tag` are known where the token ids are, and the same for all keys.
+    `priority` is 0 to 100; `tiers_before` and `priority_before` are those before an UPDATED, and `cause` is why the tiers
+    changed. An UPDATED that gains a tier carries what a STORED does. `namespace` is a number of this life of the daemon; -1:
+    none. `adapter` and `salt_tag` are known where the token ids are, and the same for all keys.
     """
 
     id: int

@@ -14,6 +14,7 @@ from kvpool.units import format_size
 NO_THREAD = "can't start new thread"
 
 
+# Of errors that have no number, as Python's and LMDB's.
 _MEMORY_TEXTS = (NO_THREAD, os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 
 
@@ -25,7 +26,7 @@ def describe(error: BaseException) -> str:
         return (
             f"{error}; the process may have {soft} file descriptors{raised}: raise the limit (ulimit -n, LimitNOFILE)"
         )
-    is_memory_error = isinstance(error, MemoryError)
+    is_memory_error = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     text = str(error) or ("out of memory" if is_memory_error else type(error).__name__)
     return text + limit_note() if is_memory_error or any(one in text for one in _MEMORY_TEXTS) else text
 

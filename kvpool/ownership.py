@@ -95,7 +95,8 @@ def _fault_of_directory(path: str) -> str:
         return fault
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} has rights {mode:04o}, expected no more than 0755: chmod go-w {path}"
+        remedy = "use another directory" if mode & stat.S_ISVTX else f"chmod go-w {path}"  # sticky: it is meant for all
+        return f"{path} has rights {mode:04o}, expected no more than 0755: {remedy}"
     return ""
 
 

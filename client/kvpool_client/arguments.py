@@ -4,7 +4,7 @@ Pure functions; any thread.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -41,9 +41,9 @@ def check_connect(
     """Check the arguments of `connect`."""
     if fault := fault_of_path(path):
         raise InvalidArgument(f"path is {path!r}, expected {fault}")
-    if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
+    if not is_text(model) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
         raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
-    if not isinstance(revision, str) or REVISION_SEPARATOR in revision:
+    if not is_text(revision) or REVISION_SEPARATOR in revision:
         raise InvalidArgument(
             f"revision is {revision!r}, expected the name of the weights, without {REVISION_SEPARATOR!r}"
         )
@@ -149,9 +149,27 @@ def check_owner(owner: object, layout: Layout) -> None:
 
 def as_index(name: str, value: int, most: int) -> int:
     """`value`, an integer of Python or numpy, as an int from 0 to `most`. Raises InvalidArgument for any other."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= most:
+    if not is_index(value, most):
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")
     return int(value)
+
+
+def is_index(value: object, most: int) -> bool:
+    """Whether this is an integer of Python or numpy from 0 to `most`."""
+    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and bool(0 <= value <= most)
+
+
+def as_entries(name: str, given: Iterable[Any]) -> tuple[Any, ...]:
+    """The entries of a sequence. Raises InvalidArgument for what is none."""
+    try:
+        return tuple(given)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} is {given!r:.80}, expected a sequence") from error
+
+
+def is_text(value: object) -> bool:
+    """Whether this is a string that has bytes: one with lone surrogates has none."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
 
 
 def check_promises(layout: Layout, tickets: int, claims: int | None) -> None:
@@ -169,8 +187,8 @@ def check_scope(salt: bytes, adapter: str) -> None:
     """Check what separates prefixes with equal tokens."""
     if not isinstance(salt, (bytes, bytearray, memoryview)):
         raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
-    if not isinstance(adapter, str):
-        raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
+    if not is_text(adapter):
+        raise InvalidArgument(f"adapter is {adapter!r:.80}, expected text")
 
 
 def check_cache(cache: Cache, namespace: Namespace, layout: Layout, share: Share) -> None:

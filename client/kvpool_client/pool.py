@@ -23,6 +23,7 @@ from kvpool.socket_path import find_socket
 from kvpool.states import TokenRange
 from kvpool_client.arguments import (
     REVISION_SEPARATOR,
+    as_entries,
     as_index,
     by_group,
     check_connect,
@@ -35,6 +36,7 @@ from kvpool_client.arguments import (
     check_promises,
     check_scope,
     checked_shares,
+    is_text,
 )
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
@@ -235,7 +237,8 @@ class Pool:
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
         layout, share = self.layout.of_group(group), self.shares[group]
-        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share, namespace=self._namespace)
+        arrays = as_entries("layers", layers)
+        return Cache(arrays, layout, block_tokens=block_tokens, form=form, share=share, namespace=self._namespace)
 
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
@@ -269,13 +272,14 @@ class Pool:
             raise InvalidArgument(
                 f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {self.layout.chunk_tokens}"
             )
-        if not all(isinstance(value, (bytes, bytearray, memoryview)) for value in block_hashes):
+        hashes = as_entries("block_hashes", block_hashes)
+        if not all(isinstance(value, (bytes, bytearray, memoryview)) for value in hashes):
             raise InvalidArgument(
                 "block_hashes holds something that is no bytes, expected one hash for each full block"
             )
         per_chunk = self.layout.chunk_tokens // block_tokens
         chain = self._empty_chain(salt, adapter, (), adapter_name)
-        chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
+        chain.append_hashes(hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
     def lookup(self, keys: KeyChain, owner: str = "", *, chunks_max: int | None = None, is_counted: bool = True) -> Hit:
@@ -489,6 +493,8 @@ class Pool:
         Raises InvalidArgument.
         """
         check_keys(keys, self._namespace)
+        if chunks_max is not None:
+            chunks_max = as_index("chunks_max", chunks_max, len(keys))
         return self._hint_client.announce(keys, chunks_max)
 
     def demote(self, keys: KeyChain) -> RetainResult:
@@ -536,10 +542,13 @@ class Pool:
     ) -> KeyChain:
         chosen = self._salt if salt is None else salt
         check_scope(chosen, adapter)
+        named = adapter if adapter_name is None else adapter_name
+        if not is_text(named):
+            raise InvalidArgument(f"adapter_name is {named!r:.80}, expected text")
         fixed = bytes(chosen)
-        roots, named = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
-        scope = pack_scope(named, fixed)
-        return KeyChain(self.layout.chunk_tokens, roots, extra, scope, namespace=self._namespace)
+        roots, scope = partial(self._roots_of, fixed, adapter), pack_scope(named, fixed)
+        entries = as_entries("extra", extra)
+        return KeyChain(self.layout.chunk_tokens, roots, entries, scope, namespace=self._namespace)
 
     def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
         return self._roots.of(self._domain(), salt, adapter)

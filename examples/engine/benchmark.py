@@ -19,7 +19,7 @@ from examples.engine.cells import Cache, Cell, Plan
 from examples.engine.model import SMALL, Shape
 from examples.engine.schedulers import SCHEDULERS
 from examples.engine.workload import GROUP, SHORT, Lengths, make_requests
-from kvpool_tools.cli.machine import describe_machine
+from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.cli.output import print_json, print_line, print_table
 
 

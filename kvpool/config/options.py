@@ -31,7 +31,7 @@ def size_option(low: str, high: str, default: str) -> Option:
             raise InvalidArgument(f"size {size}")
         return size
 
-    return Option(parse, default, f"a size from {low} to {high}")
+    return Option(parse, default, f"a size from {low} to {high}, in B, KiB, MiB, GiB or TiB")
 
 
 def bound_option(low: str, high: str, of_zero: str = "for no bound") -> Option:

@@ -10,7 +10,9 @@ is under way. Control thread only; no clock is read here.
 Invariant: `_of_owner` names exactly the reservations in `_by_id`; no number of a slot holder is in two of them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from kvpool.clock import NS_PER_S
 from kvpool.ids import ConnectionId, ReservationId, SaveId
@@ -77,6 +79,14 @@ class Reservation:
     def committed(self) -> int:
         """Chunks that are published."""
         return sum([run.committed for run in self.runs])
+
+    def slots(self) -> Iterator[tuple[ReservationId, int]]:
+        """The directory's reservations of its chunks, each with the number of these."""
+        for run in self.runs:
+            if run.is_part:
+                continue
+            alone = len(run.holders) == run.chunks
+            yield from zip(run.holders, repeat(1 if alone else run.chunks))
 
 
 class Reservations:

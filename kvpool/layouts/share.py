@@ -35,7 +35,9 @@ class Share:
         Where there are fewer groups than ranks, ranks that follow each other have the same group.
         """
         groups = layout.head_groups
-        if size < 1 or not 0 <= rank < size or (groups % size and size % groups):
+        if not 0 <= rank < size:
+            raise InvalidArgument(f"rank is {rank} of {size}, expected one from 0 on, below the size")
+        if groups % size and size % groups:
             raise InvalidArgument(
                 f"rank is {rank} of {size}, expected ranks that {groups} head groups can be divided for"
             )

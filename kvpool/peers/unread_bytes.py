@@ -23,7 +23,7 @@ HEARTBEAT_BYTES = 32
 _CURVE_BYTES = 8 + 8 + 1 + 16
 # A frame's flags and length (ZMTP 3.1, rfc.zeromq.org/spec/37).
 _SHORT_BYTES, _LONG_BYTES, _SHORT_MAX = 2, 9, 255
-# `tcpi_bytes_received` of struct tcp_info (linux/tcp.h), which Linux has had there since 4.1.
+# `tcpi_bytes_received` of struct tcp_info (<linux/tcp.h>), which Linux has had there since 4.1.
 _BYTES_RECEIVED = struct.Struct("<Q")
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136

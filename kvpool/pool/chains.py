@@ -8,7 +8,7 @@ Invariant: what a request holds while it is under way is in its `HoldTask` or `R
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
@@ -25,7 +25,7 @@ from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_task import HoldTask
-from kvpool.pool.readers.readers import Grant, Readers, Taken
+from kvpool.pool.readers.readers import NOTHING_TAKEN, Readers, Taken
 from kvpool.pool.readers.runs import Run, runs_of_hit
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart
@@ -44,17 +44,11 @@ from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
 
 Answer = TypeVar("Answer")
+# What holds are taken for: makes an answer of them, or of NOTHING_TAKEN.
+Give = Callable[[EngineSession, Taken], Answer]
 
 # How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Purpose(Generic[Answer]):
-    """What holds are taken for: `give` makes an answer of them, or of NOTHING_TAKEN; they count for the `holder`."""
-
-    holder: ConnectionId
-    give: Callable[[Taken], Answer]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,23 +80,32 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        return (yield from self.hold(session, request, self._leasing(session)))
+        return (yield from self.hold(session, request, session.holder, give=self._lease_taken))
 
-    def hold(self, session: EngineSession, request: m.Acquire | pr.Promise, purpose: Purpose[Answer]) -> Parts[Answer]:
-        """Take holds on what `acquire` leases, and give them."""
+    def hold(
+        self,
+        session: EngineSession,
+        request: m.Acquire | pr.Promise,
+        holder: ConnectionId,
+        *,
+        give: Give[Answer],
+    ) -> Parts[Answer]:
+        """Take holds on what `acquire` leases, which count for the holder, and give them."""
         if request.owner and not pm.is_node_name(request.owner):
             raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
-        taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=purpose.holder)
+        if sum([run.chunks * run.ranks for run in runs if run.is_leaf]) > m.LEAF_CHUNKS_MAX:
+            return give(session, NOTHING_TAKEN)
+        taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=holder)
         if taken is not None:
-            return purpose.give(taken)
-        task = self.readers.begin_task(session, runs, chunks=request.chunks, holder=purpose.holder, owner=request.owner)
-        return (yield from self._take(session, task, purpose))
+            return give(session, taken)
+        task = self.readers.begin_task(session, runs, chunks=request.chunks, holder=holder, owner=request.owner)
+        return (yield from self._take(session, task, give))
 
-    def _take(self, session: EngineSession, task: HoldTask, purpose: Purpose[Answer]) -> Parts[Answer]:
+    def _take(self, session: EngineSession, task: HoldTask, give: Give[Answer]) -> Parts[Answer]:
         try:
             yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return purpose.give(self.readers.take_holds(session, task))
+            return give(session, self.readers.take_holds(session, task))
         finally:
             task.release_holds(self.clock.now_ns())
 
@@ -111,20 +114,17 @@ class Chains:
         Of a chain from chunk `first` on, which has to be 0 where DRAM does not have the chunk before it."""
         run = Run(session, keys, first=first if session.layout.is_chained else 0)
         task = self.readers.begin_task(session, [run], chunks=len(keys), holder=session.holder)
-        return (yield from self._take(session, task, self._leasing(session)))
+        return (yield from self._take(session, task, self._lease_taken))
 
-    def _leasing(self, session: EngineSession) -> Purpose[m.Leased]:
-        def give(taken: Taken) -> m.Leased:
-            return self.lease(session, self.readers.grant(session, taken, self.clock.now_ns()))
+    def _lease_taken(self, session: EngineSession, taken: Taken) -> m.Leased:
+        return self.note_leased(session, self.readers.grant(session, taken, self.clock.now_ns()))
 
-        return Purpose(session.holder, give)
-
-    def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
-        """The answer with a granted lease, or without one."""
-        lease = self.readers.find(session, grant.lease)
+    def note_leased(self, session: EngineSession, leased: m.Leased) -> m.Leased:
+        """The answer with a lease that was just granted, or without one."""
+        lease = self.readers.find(session, leased.lease)
         if lease is not None:
             self.note_use(session, lease)
-        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
+        return leased
 
     def note_use(self, session: EngineSession, lease: Lease | Taken) -> None:
         """A lease was granted, or tickets."""
@@ -195,10 +195,9 @@ class Chains:
         return states
 
     @verb(one_way.LandSaved, roles=ENGINE)
-    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
+    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> Parts[None]:
         """Extents of a save can be followed by other nodes."""
-        self.writers.land(session, request)
-        return m.Done()
+        yield from self.writers.land(session, request)
 
     @verb(one_way.NameTokens, roles=ENGINE)
     def name_tokens(self, session: EngineSession, request: one_way.NameTokens) -> m.Done:

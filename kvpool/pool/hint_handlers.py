@@ -25,11 +25,10 @@ from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.states import PRIORITY_MAX, RetainState
 from kvpool.tiering.tiering import Tiering
 
-LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
@@ -126,12 +125,6 @@ class HintHandlers:
                 f"priority is {request.priority} and duration_s {request.duration_s}, expected {expected}"
             )
         return self._retain_everywhere(keys, request.priority, -int(-request.duration_s * 1000 // 1))
-
-    @verb(m.AskLayouts, roles=OPERATOR)
-    def layouts(self, request: m.AskLayouts) -> m.Report:
-        """The first layouts in which a model has been served: with them an operator computes the keys of a prompt."""
-        entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
-        return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
     def note_lease(self, session: EngineSession, readers: Readers, lease: Lease | Taken) -> None:
         """A connection has leased chunks that it may have announced, or tickets on them."""

@@ -11,7 +11,7 @@ from kvpool.clock import Clock
 from kvpool.errors import InvalidArgument
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.chains import Chains, Purpose
+from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.readers.readers import TICKETS, Readers, Taken
 from kvpool.protocol import columns
@@ -68,14 +68,13 @@ class LeaseVerbs:
         if not 0 < request.tickets <= m.CLAIMS_MAX:
             raise InvalidArgument(f"tickets is {request.tickets}, expected 1..{m.CLAIMS_MAX}")
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
-        purpose = Purpose(TICKETS, partial(self._promise, session, request))
-        promised = yield from self._chains.hold(session, request, purpose)
+        promised = yield from self._chains.hold(session, request, TICKETS, give=partial(self._promise, request))
         if not promised.chunks:
             return promised
         tickets = yield from self._issue_all(session, promised.tickets, request.tickets)
         return pr.Promised(promised.chunks, promised.tiers, tickets) if tickets else NOTHING_PROMISED
 
-    def _promise(self, session: EngineSession, request: pr.Promise, taken: Taken) -> pr.Promised:
+    def _promise(self, request: pr.Promise, session: EngineSession, taken: Taken) -> pr.Promised:
         """The first ticket on what was taken, where there is room for all."""
         now_ns, tickets, claims = self._clock.now_ns(), request.tickets, request.claims
         ticket, levels = self._readers.promise(session, taken, now_ns, tickets=tickets, claims=claims)
@@ -104,7 +103,7 @@ class LeaseVerbs:
     @verb(m.Claim, roles=ENGINE)
     def claim(self, session: EngineSession, request: m.Claim) -> m.Leased:
         """A lease from a ticket, for the session's rank."""
-        return self._chains.lease(session, self._readers.claim(session, request.ticket, self._clock.now_ns()))
+        return self._chains.note_leased(session, self._readers.claim(session, request.ticket, self._clock.now_ns()))
 
     @verb(m.ReportCorrupt, roles=ENGINE)
     async def check_reported(self, session: EngineSession, request: m.ReportCorrupt) -> m.Done:

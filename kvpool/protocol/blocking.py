@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, ProtocolError, Refused
 from kvpool.key_column import KeyColumn
-from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, missing_right, peer_of
 from kvpool.protocol import frames, hit_curve, versions
 from kvpool.protocol.records import events as em
@@ -325,11 +324,6 @@ class BlockingConnection:
             names.update(more)
             first = max(more) + 1
         return names
-
-    def layouts(self, model: str) -> list[WireLayout]:
-        """The layouts in which a model has been served, in wire form: one for each rank."""
-        layouts: list[WireLayout] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
-        return layouts
 
     def retain(self, keys: KeyColumn, priority: int, duration_s: float) -> bytes:
         """Set the priority of chunks of any model (duration 0: no end); a `RetainState` for each key."""

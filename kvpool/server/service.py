@@ -55,7 +55,7 @@ class EngineVerbs:
     @verb(bm.Batch, roles=ENGINE)
     def batch(self, request: bm.Batch) -> Parts[bm.Batched]:
         """Requests that came together."""
-        return serve_batch(self._handlers, request)
+        return serve_batch(self._handlers, self._session.layout, request)
 
     @verb(mm.OpenMemory, roles=ENGINE)
     def open_memory(self, request: mm.OpenMemory) -> AnswerWithDescriptor:
@@ -200,4 +200,4 @@ def engine_handlers(pool: Pool, session: EngineSession, *, user: int | None, clo
 
 def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs | PeerVerbs) -> Handlers:
     """The handlers of an operator's connection."""
-    return handlers_of(m.ROLE_ADMIN, (pool.hints, EventVerbs(pool, None), *verbs))
+    return handlers_of(m.ROLE_ADMIN, (EventVerbs(pool, None), *verbs))

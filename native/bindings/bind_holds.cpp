@@ -84,8 +84,6 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   if (checksums.size() % chunk_bytes != 0) {
     throw nb::value_error("checksums must be 4 bytes for each extent of each chunk");
   }
-  std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
-  std::memcpy(aligned.data(), checksums.data(), checksums.size());
   const size_t count = checksums.size() / chunk_bytes;
   if (count == 0 ? tokens.size() != 0
                  : tokens.size() % (count * sizeof(int32_t)) != 0 || tokens.size() / count / sizeof(int32_t) > TOKEN_IDS_MAX) {
@@ -94,9 +92,8 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   if (sources.size() != 0 && sources.size() != count * sizeof(uint64_t)) {
     throw nb::value_error("sources must be none, or 8 bytes for each chunk");
   }
-  const auto ids = unpacked<int32_t>(tokens);
-  const auto generations = unpacked<uint64_t>(sources);
-  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
+  return pack(directory.commit(reservation, first, count, words_in<uint32_t>(checksums).data(), now_ns, words_in<int32_t>(tokens),
+                               {known_tier(source_level), words_in<uint64_t>(sources)}));
 }
 
 bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t count, uint32_t first_extent,

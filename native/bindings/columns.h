@@ -7,8 +7,10 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "directory/directory.h"
 
 namespace kvpool {
@@ -28,6 +30,14 @@ template <typename Word>
     std::memcpy(words.data(), packed.data(), packed.size());
   }
   return words;
+}
+
+// The words themselves, as long as the object lives. REQUIRES: whole words.
+template <typename Word>
+[[nodiscard]] inline std::span<const Word> words_in(const nanobind::bytes& packed) {
+  const auto* const words = static_cast<const Word*>(packed.data());
+  KVPOOL_CHECK(reinterpret_cast<uintptr_t>(words) % alignof(Word) == 0);  // Python aligns the bytes of an object to 16
+  return {words, packed.size() / sizeof(Word)};
 }
 
 // Statistics by name: numbers alone, or anything.

@@ -368,8 +368,8 @@ def _files() -> tuple[str, ...]:
 
 @for_each([*PRODUCT, *NATIVE, *PAGES], name_of)
 def test_files_that_are_named_are_there(path: Path) -> None:
-    """`leases.py` or `index/leases.py` is the end of some file's path; an engine's own files are named otherwise."""
-    for named in re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|toml|service))`", text_of(path)):
+    """`leases.py` or (../index/leases.py) is the end of some file's path; an engine's own files are named otherwise."""
+    for named in re.findall(r"[`(](?:\.\./)*([\w./-]+\.(?:py|h|cpp|md|toml|service))[`)#]", text_of(path)):
         assert named.startswith("/") or any(file.endswith(f"/{named}") for file in _files()), f"{named} is not there"
 
 

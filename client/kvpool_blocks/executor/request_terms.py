@@ -27,8 +27,9 @@ class RequestTerms:
         salt_id = getattr(request, "cache_salt_id", None)
         if salt_id is not None:
             salt = b"cache salt " + str(salt_id).encode()
-        if getattr(request, "multimodal_hashes", None) or getattr(request, "is_dummy_request", False):
-            salt = b"request " + self._engine + str(request.py_request_id).encode()
+        content = getattr(request, "multimodal_hashes", None)  # an id may be used again, for other content
+        if content or getattr(request, "is_dummy_request", False):
+            salt = b"request " + self._engine + f"{request.py_request_id} {content!r}".encode()
         task = getattr(request, "lora_task_id", None)
         return Scope(salt, "" if task is None else f"lora task {task} of {self._engine.hex()}")
 

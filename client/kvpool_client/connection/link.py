@@ -262,14 +262,19 @@ class Link:
     def _wake(self, *, waits: bool = True) -> None:
         """Wake the thread, also when the last caller has ended the session. `waits`: for the lock; without it the thread may
         only look at the end of its pause."""
-        if not self._lock.acquire(blocking=waits):
-            return
-        try:
-            with contextlib.suppress(BlockingIOError):  # full: it is awake already
-                if self._wake_write >= 0:
-                    os.write(self._wake_write, b"w")
-        finally:
-            self._lock.release()
+        if waits:
+            with self._lock:
+                self._write_wake()
+        elif self._lock.acquire(blocking=False):
+            try:
+                self._write_wake()
+            finally:
+                self._lock.release()
+
+    def _write_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
 
     def _close_pipe(self) -> None:
         with self._lock:

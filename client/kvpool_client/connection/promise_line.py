@@ -264,7 +264,7 @@ class PromiseLine:
                 self._settle(question, NOTHING)
                 continue
             body = m.encode(question.request, 0)[frames.LENGTH.size :]
-            promised = question.request.chunks + self._tickets * TICKET_BYTES
+            promised = self._fetcher.rows_of(question.request.chunks) + self._tickets * TICKET_BYTES
             is_full = len(batch) == FRAME_QUESTIONS or size + len(body) > bm.BATCH_BYTES_MAX
             if batch and (is_full or answer_bytes + promised > FRAME_ANSWER_BYTES):
                 self._put(bm.Batch(bodies), batch)

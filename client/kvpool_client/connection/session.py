@@ -251,8 +251,10 @@ class Session:
         for run in saves:
             run.cancel()
         self._connection.hang_up()
-        with self._turn:
-            self._connection.close()
+        has_turn = self._turn.acquire(timeout=self._timeout_s * TURN_FRACTION)  # else nobody has it: see `_take_turn`
+        self._connection.close()
+        if has_turn:
+            self._turn.release()
         self._on_end()
 
     def abandon_in_child(self) -> None:
@@ -273,12 +275,13 @@ class Session:
             answer = call(left_s)
             fault = ""
         except Refused as error:
-            fault = f"{error.code}: {error}" if error.code in ENDING_CODES else ""
+            fault = str(error) if error.code in ENDING_CODES else ""
             raise
         except (DaemonUnreachable, ProtocolError) as error:
             fault = str(error) or type(error).__name__
             raise DaemonUnreachable(fault) from error
         finally:
+            self._under_way = ""
             self._leave(fault)
         if self._outbox:
             self.send_waiting()
@@ -292,7 +295,12 @@ class Session:
         if not self._turn.acquire(blocking=False):
             deadline, turns = Deadline(limit_s), self._turns
             if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
-                raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, self._turns - turns))
+                others = self._turns - turns
+                if not others and not self._under_way:
+                    # A signal's exception has ended a request between taking the turn and using it, or giving it back.
+                    self.end_session("a request was interrupted")
+                    raise DaemonUnreachable(self.end_reason)
+                raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, others))
             left_s = deadline.remaining_s()
         if not self.is_alive:
             self._turn.release()

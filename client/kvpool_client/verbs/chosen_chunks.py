@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool_client.arguments import as_entries, is_index
 from kvpool_client.key_chain import KeyChain
 
 
@@ -25,8 +26,9 @@ def chunks_to_save(
     if boundaries is None:
         boundaries = [max(0, end - 1), end] if end == len(keys) and not keys.has_tail else [end]
         boundaries += [held] if chunks.start < held < end else []
+    boundaries = as_entries("boundaries", boundaries)
     for boundary in boundaries:
-        if isinstance(boundary, bool) or not isinstance(boundary, int) or not 0 <= boundary <= end:
+        if not is_index(boundary, end):
             raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 0..{end}")
     found: list[Sequence[int]] = []
     for part in layout.group_layouts:
@@ -45,15 +47,14 @@ def checked_chunks(chosen: Sequence[Sequence[int]], layout: Layout, count: int) 
         if isinstance(chunks, range) and chunks.step == 1 and 0 <= chunks.start <= chunks.stop <= count:
             found.append(chunks)
             continue
-        named = tuple(chunks)
-        are_numbers = all(
-            isinstance(chunk, int) and not isinstance(chunk, bool) and 0 <= chunk < count for chunk in named
-        )
-        if not are_numbers or any(after <= before for before, after in pairwise(named)):
+        named = as_entries(f"chosen of group {number}", chunks)
+        if not all(is_index(chunk, count - 1) for chunk in named) or any(
+            after <= before for before, after in pairwise(named)
+        ):
             raise InvalidArgument(
                 f"chosen of group {number} is {named!r:.80}, expected ascending numbers below {count}"
             )
         if part.is_chained and named and named[-1] - named[0] >= len(named):
             raise InvalidArgument(f"chosen of group {number}, a full one, is {named!r:.80}, expected numbers in a row")
-        found.append(named)
+        found.append(tuple(map(int, named)))
     return tuple(found)

@@ -100,7 +100,7 @@ class HintClient:
         """Announce that the chunks before `end_chunk` will be requested soon; with windows and states, what the hit before it
         needs that this node has."""
         named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
-        asked = min(named, self._chunks_max)
+        asked = min(named, self._finder.chunks_max)
         session = self._link.session
         left_s = self._timeout_s if deadline is None else deadline.remaining_s()
         if session is None or not asked or left_s < self._timeout_s / 2:

@@ -67,9 +67,10 @@ class Lease:
     def cost_s(self) -> float:
         """Estimated seconds to load all of it, from what this Pool has copied so far, and from what was measured of the node
         from which some of it comes. Compare it with the time to compute `tokens` tokens."""
-        tiers = self.hold.row_tiers
-        elsewhere = tiers.count(Level.PEER) + tiers.count(Level.STORE)
-        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.hold.layout.stored_bytes)
+        sizes = [part.stored_bytes for part in self.hold.layout.group_layouts]
+        is_elsewhere = np.frombuffer(self.hold.row_tiers, np.uint8) >= Level.PEER
+        elsewhere = np.repeat(sizes, [len(chunks) for chunks in self.ranges])[is_elsewhere]
+        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(int(elsewhere.sum()))
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:

@@ -108,9 +108,13 @@ class LeaseFetcher:
         for wanted, request in self._requests(hit, seeks=False) if hit.chunks else ():
             yield wanted, pr.Promise(request.keys, request.chunks, request.owner, tickets, claims)
 
+    def rows_of(self, chunks: int) -> int:
+        """How many levels a promise of so many chunks has."""
+        return self._layout.rows_of(chunks)
+
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
-        count = self._layout.rows_of(promised.chunks)
+        count = self.rows_of(promised.chunks)
         if len(promised.tiers) != count:
             raise ProtocolError(
                 f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}"

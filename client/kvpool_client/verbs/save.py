@@ -245,21 +245,21 @@ class Save:
         """
         if self._result is not None or self._is_inherited:
             return self.wait()
-        self._announce_all()
-        if wait:
-            return self.wait()
         if self._thread is None:
-            self._thread = _started_commit(self._publish)
-        return None if self._thread is not None else self.wait()
+            self._announce_all()
+            self._thread = None if wait else _started_commit(self._publish)
+            if self._thread is None:
+                self._publish()
+        return self.wait() if wait or self._thread is None else None
 
     def wait(self) -> SaveResult:
-        """Wait for the result of a commit."""
+        """Wait for the result of a commit. Raises InvalidArgument before one."""
         if self._is_inherited:
             return self._end_inherited(SaveState.DISCONNECTED)
         if self._thread is not None:
             self._thread.join()
-        if self._result is None:
-            self._publish()
+        elif self._result is None:
+            raise InvalidArgument(f"wait comes before the commit of {self!r}, expected after it")
         assert self._result is not None
         return self._result
 
@@ -472,7 +472,7 @@ def publish_each(saves: Sequence[Save]) -> list[SaveResult]:
             if commit.is_answered:
                 save._acknowledge_expiry()
             save._end()
-    return [save.wait() for save in saves]
+    return [save.commit() for save in saves]
 
 
 def _commit_each(session: Session, commits: Sequence[tuple[Save, _Commit]]) -> None:

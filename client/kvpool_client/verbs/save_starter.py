@@ -4,6 +4,7 @@ The Pool has checked the arguments. Every failure of the daemon gives a save tha
 """
 
 import contextlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -116,15 +117,14 @@ class SaveStarter:
     def _asked(self, plan: SavePlan) -> _Asked:
         """The request for the chunks of a plan, or for as many of them as one request may name."""
         is_part = any(not copies.is_whole for copies in self._copies)
-        room = m.SHARE_KEYS_MAX if is_part else m.KEYS_MAX
+        end = _end_within(plan, m.SHARE_KEYS_MAX if is_part else m.KEYS_MAX)
         columns = plan.keys.columns()
         runs, packed, keys, priorities, durations = [], [], [], [], []
         for run in plan.runs:
-            chosen, column = run.chunks[:room], KeyColumn(columns[run.group])
+            chosen, column = run.chunks[: bisect_left(run.chunks, end)], KeyColumn(columns[run.group])
             if not chosen:
                 keys.append(KeyColumn(b""))
                 continue
-            room -= len(chosen)
             copies = self._copies[run.group]
             share = None if copies.is_whole else copies.share
             parent = column.before(chosen[0]) if run.is_chain else b""
@@ -252,6 +252,17 @@ class SaveStarter:
         if reservation:
             with contextlib.suppress(KVPoolError):
                 session.drop_reservation(reservation)
+
+
+def _end_within(plan: SavePlan, keys_max: int) -> int:
+    """Behind which chunk a request that names so many ends: at the same one in each group, or what it stores of the others is
+    no hit."""
+
+    def count(end: int) -> int:
+        return sum([bisect_left(run.chunks, end) for run in plan.runs])
+
+    ends = range(plan.end_chunk + 1)
+    return plan.end_chunk if count(plan.end_chunk) <= keys_max else bisect_right(ends, keys_max, key=count) - 1
 
 
 def _has_chunks(plan: SavePlan) -> bool:

@@ -30,7 +30,7 @@ from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
-from kvpool.protocol.records.messages import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX, Leased
 from kvpool.tiering.tiering import Tiering
 
 
@@ -42,23 +42,12 @@ class Taken(NamedTuple):
     rows: int
 
 
-class Grant(NamedTuple):
-    """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers, u64 slots. `lease` 0: nothing."""
-
-    lease: int
-    chunks: int
-    offsets: bytes
-    generations: bytes
-    tiers: bytes
-    slots: bytes
-
-
 # Holds of the tickets of one promise: they may all end at once, before what others release.
 TICKETS_HOLDS_MAX = 16 * HOLDS_MAX
 # The owner number of tickets' holds: no connection has it.
 TICKETS = ConnectionId(0)
 NOTHING_TAKEN = Taken(0, {}, 0)
-NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"", slots=b"")
+NOTHING = Leased(0, 0, b"", b"", b"", b"")
 
 
 class Readers:
@@ -193,7 +182,7 @@ class Readers:
         self._tiering.give_up(below)
         return below is not None
 
-    def grant(self, session: EngineSession, taken: Taken, now_ns: int) -> Grant:
+    def grant(self, session: EngineSession, taken: Taken, now_ns: int) -> Leased:
         """A lease of what has been taken."""
         if not taken.chunks:
             return NOTHING
@@ -205,7 +194,7 @@ class Readers:
     def promise(
         self, session: EngineSession, taken: Taken, now_ns: int, *, tickets: int, claims: int
     ) -> tuple[bytes, bytes]:
-        """The first one of so many tickets on what has been taken for them, and the level of each chunk (see `Grant`); nothing
+        """The first one of so many tickets on what has been taken for them, and the level of each chunk (see `Leased`); nothing
         where not all of them have room. `issue_another` makes the others. `claims`: as of `issue_ticket`."""
         if not taken.chunks:
             return b"", b""
@@ -294,7 +283,7 @@ class Readers:
         lasting = [ticket for ticket in tickets if self._leases.find_ticket(ticket) is not None]
         self.ending.release_holds([hold for ticket in lasting for hold in self._leases.end_ticket(ticket)], now_ns)
 
-    def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
+    def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Leased:
         """A lease from a ticket, for the session's rank, as often as it may be claimed; a scheduler, which has none, ends it.
         Raises Refused."""
         failpoint.reach("daemon.ticket.before_claim", failpoint.refused)
@@ -346,9 +335,11 @@ class Readers:
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
     def _note_hit(self, session: EngineSession, taken: Taken, now_ns: int) -> None:
-        if self._hit_curve is not None:
-            for namespace, of_one in namespaces_of(session, taken):
-                self._hit_curve.note_lease(of_one, namespace.layout.stored_bytes, now_ns)
+        if self._hit_curve is None:
+            return
+        for number, rank in enumerate(taken.holds):
+            for group, of_group, _ in holds_of(session, taken, rank):
+                self._hit_curve.note_lease(of_group, group.chunk_sizes[number], now_ns)
 
     def _grant(
         self,
@@ -358,16 +349,16 @@ class Readers:
         now_ns: int,
         *,
         rows: int | None,
-    ) -> Grant:
+    ) -> Leased:
         """A lease with a row for each chunk of its holds; a scheduler's has the levels alone, the worst of the ranks'."""
         lease = self._leases.grant(
             session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, rows=rows
         )
         of_ranks = [self._directory.columns(of_rank) for of_rank in holds.values()]
         if session.layout.rank is None:
-            return Grant(lease.id, chunks, b"", b"", _worst([columns.levels for columns in of_ranks]), b"")
+            return Leased(lease.id, chunks, b"", b"", _worst([columns.levels for columns in of_ranks]), b"")
         (columns,) = of_ranks
-        return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
+        return Leased(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def _duplicates(self, holds: HoldsByRank, holder: int) -> dict[int, list[HoldId]]:
         """Further holds on the same chunks, which count for a holder."""
@@ -403,8 +394,12 @@ def holds_of(
     """A rank's holds of a lease or ticket in the order of its rows: each group's session, its holds, and how many chunks each
     of them has. None where it has no such rank."""
     left = of.holds.get(rank, ()) if rank is not None else ()
+    if not left:
+        return []
+    if not session.groups:
+        return [(session, left, of.chunks if session.layout.is_chained else 1)]
     found: list[tuple[EngineSession, Sequence[HoldId], int]] = []
-    for group, count in chains_of(session, of.chunks) if left else ():
+    for group, count in chains_of(session, of.chunks):
         found.append((group, left[:count], of.chunks if group.layout.is_chained else 1))
         left = left[count:]
     return found

@@ -1,10 +1,14 @@
-"""Ending reservations: removed from the directory in bounded parts, because a long one takes longer than a turn.
+"""Ending reservations: removed from the directory in bounded parts, because those of a long save take longer than a turn.
+
+A save has one for each chain, and one for each chunk without a parent. They end together, one behind the other, and are named
+by the first of them.
 
 Control thread only. Invariant: nothing can commit or write a reservation in `_expiring` or `_ending`.
 """
 
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
 import kvpool_native
 from kvpool.ids import ReservationId
@@ -14,16 +18,39 @@ from kvpool.ids import ReservationId
 ENDED_AT_ONCE = 512
 ENDED_COST = 8
 
+# A reservation, and its chunks.
+Sized = tuple[ReservationId, int]
+
+
+class _Rest:
+    """What is left of reservations that end together: `next`, of which a part may have ended, and those behind it."""
+
+    __slots__ = ("_behind", "next")
+
+    def __init__(self, reservations: Iterable[Sized]) -> None:
+        self._behind = iter(reservations)
+        self.next = next(self._behind, None)
+
+    def end_some(self, end_part: Callable[[ReservationId, int, int], bool], most: int, now_ns: int) -> int:
+        """End some, at the cost of `most` chunks: what is left of that, 0 or less where it is used up."""
+        while self.next is not None and most > 0:
+            reservation, chunks = self.next
+            if not end_part(reservation, most, now_ns):
+                return 0
+            most -= ENDED_COST + chunks
+            self.next = next(self._behind, None)
+        return most
+
 
 class EndingReservations:
     """See the module. `on_backlog` has `end_more` called soon; without it everything is ended at once."""
 
-    def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None = None) -> None:
+    def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None) -> None:
         self._directory = directory
         self._on_backlog = on_backlog
-        # Chunks of each, in the order in which they are to be ended.
-        self._expiring: dict[ReservationId, int] = {}
-        self._ending: dict[ReservationId, int] = {}
+        # By the first of those that end together, in the order in which they are to be ended.
+        self._expiring: OrderedDict[ReservationId, _Rest] = OrderedDict()
+        self._ending: OrderedDict[ReservationId, _Rest] = OrderedDict()
         self._left = ENDED_AT_ONCE  # chunks that may be ended before `end_more` is called again
 
     def __repr__(self) -> str:
@@ -34,27 +61,36 @@ class EndingReservations:
         """Whether `end_more` has more to do."""
         return bool(self._expiring or self._ending)
 
-    def is_ending(self, reservation: ReservationId) -> bool:
-        """Whether a reservation has ended and is not out of the directory."""
-        return reservation in self._ending
+    def is_ending(self, first: ReservationId) -> bool:
+        """Whether reservations have ended, and not all of them are out of the directory."""
+        return first in self._ending
 
-    def expire(self, reservation: ReservationId, chunks: int, now_ns: int) -> None:
-        """Expire a reservation of so many chunks; its slots stay reserved."""
-        self._expiring[reservation] = chunks
+    def expire(self, first: ReservationId, reservations: Iterable[Sized], now_ns: int) -> None:
+        """Expire reservations together; their slots stay reserved."""
+        self._expiring[first] = _Rest(reservations)
         self._begin(now_ns)
 
-    def end_reservation(self, reservation: ReservationId, chunks: int, now_ns: int, *, is_asked: bool = True) -> None:
-        """End a reservation of so many chunks: a short requested one at once, before all that wait."""
-        self._ending[reservation] = chunks
+    def end_reservation(self, reservation: ReservationId, chunks: int, now_ns: int) -> None:
+        """End a requested reservation of so many chunks."""
+        self.end_reservations(reservation, [(reservation, chunks)], now_ns, chunks=chunks)
+
+    def end_reservations(
+        self, first: ReservationId, reservations: Iterable[Sized], now_ns: int, *, chunks: int, is_asked: bool = True
+    ) -> None:
+        """End reservations of so many chunks together: few requested ones at once, before all that wait."""
+        rest = self._ending[first] = _Rest(reservations)
         if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_backlog is None:
-            self._directory.end_reservation(reservation, now_ns)
-            del self._ending[reservation]
+            rest.end_some(self._directory.end_part, sys.maxsize, now_ns)
+            del self._ending[first]
         self._begin(now_ns)
 
-    def go_on_with(self, reservation: ReservationId, now_ns: int) -> None:
-        """End a part of this reservation, whose requester then waits for no other."""
-        if reservation in self._ending and self._directory.end_part(reservation, ENDED_AT_ONCE, now_ns):
-            del self._ending[reservation]
+    def go_on_with(self, first: ReservationId, now_ns: int) -> None:
+        """End some of these, whose requester then waits for no others."""
+        rest = self._ending.get(first)
+        if rest is not None:
+            rest.end_some(self._directory.end_part, ENDED_AT_ONCE, now_ns)
+            if rest.next is None:
+                del self._ending[first]
 
     def end_more(self, now_ns: int) -> None:
         """End a bounded number of chunks."""
@@ -71,14 +107,12 @@ class EndingReservations:
             self._on_backlog()
 
     def _run(self, now_ns: int) -> None:
-        for reservations, end_part in (
+        for waiting, end_part in (
             (self._expiring, self._directory.expire_part),
             (self._ending, self._directory.end_part),
         ):
-            while self._left > 0 and reservations:
-                reservation, chunks = next(iter(reservations.items()))
-                if not end_part(reservation, self._left, now_ns):
-                    self._left = 0
-                    return
-                del reservations[reservation]
-                self._left -= ENDED_COST + chunks
+            while self._left > 0 and waiting:
+                first, rest = next(iter(waiting.items()))
+                self._left = rest.end_some(end_part, self._left, now_ns)
+                if rest.next is None:
+                    del waiting[first]

@@ -5,13 +5,17 @@
 
 The last extent of a chunk's KV, and its summaries, land with its commit: nobody has all KV of a chunk that was not stored. What
 is followed is not held: a save that is given up has its slots back at once, and who follows it sees that in the slot's
-generation. Without a listener nothing is noted. Control thread only.
+generation. Without a listener nothing is noted. A long save ends for the listener in bounded parts. Control thread only.
 
-Invariant: `_saves` has exactly the holders of slots with chunks that are not committed, reserved since there is a listener.
+Invariant: `_saves` has exactly the runs with chunks that are not committed, reserved since there is a listener.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 import kvpool_native
 from kvpool.errors import ProtocolError
@@ -22,28 +26,49 @@ from kvpool.index.staged_slots import Extents
 from kvpool.key_column import KeyColumn
 from kvpool.states import SaveState
 
-_STORED = bytes([SaveState.STORED])
+# Chunks of ended saves of which the listener is called in one turn: less than a millisecond (a guess).
+ENDED_AT_ONCE = 256
+# Of each state: whether it is STORED.
+_IS_STORED = bytes([state == SaveState.STORED for state in range(256)])
 
 
 class SaveListener(Protocol):
     """Who is called, on the control thread, for each save that can be followed."""
 
     def note_save(self, keys: KeyColumn) -> None:
-        """Its first extent has landed."""
+        """Their first extents have landed."""
         ...
 
     def end_save(self, keys: KeyColumn, stored: int) -> None:
-        """It has ended: so many of its chunks are stored, the others are lost."""
+        """Their save has ended: so many of them, the first ones, are stored, the others are lost."""
         ...
 
 
 @dataclass(slots=True)
 class _Save:
-    """`keys`: of the reserved chunks. `is_followed`: the listener has been called for them. `stored`: leading ones that are."""
+    """A run: `keys` of the reserved chunks. `are_noted`: the listener has been called for them; `are_stored`: for those that
+    were committed."""
 
     keys: KeyColumn
-    is_followed: bool = False
-    stored: int = 0
+    are_noted: bytearray = field(init=False)
+    are_stored: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.are_noted = bytearray(len(self.keys))
+
+    def note(self, chunks: range) -> KeyColumn:
+        """The keys of those of these chunks that were not noted before."""
+        new = [number for number in chunks if not self.are_noted[number]]
+        for number in new:
+            self.are_noted[number] = 1
+        return self.keys.chosen(new)
+
+    def end(self) -> tuple[KeyColumn, int]:
+        """The keys of the chunks that were noted, the stored ones first, and how many these are."""
+        are_noted = np.frombuffer(self.are_noted, np.bool_)
+        are_stored = np.frombuffer(self.are_stored.ljust(len(self.keys), b"\0"), np.bool_)
+        stored, lost = np.flatnonzero(are_noted & are_stored), np.flatnonzero(are_noted & ~are_stored)
+        return self.keys.chosen(np.concatenate([stored, lost])), len(stored)
 
 
 class SavedRun(NamedTuple):
@@ -57,13 +82,17 @@ class SavedRun(NamedTuple):
 class FollowedSaves:
     """See the module."""
 
-    def __init__(self, directory: kvpool_native.Directory) -> None:
+    def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None = None) -> None:
+        """`on_backlog` has `end_more` called soon; without it everything is ended at once."""
         self._directory = directory
+        self._on_backlog = on_backlog
         self._listener: SaveListener | None = None
-        self._saves: dict[ReservationId, _Save] = {}
+        self._saves: dict[ReservationId, _Save] = {}  # by the first holder of slots of each run
+        self._ended: deque[tuple[KeyColumn, int]] = deque()  # what the listener is to be called with
+        self._left = ENDED_AT_ONCE  # chunks that may be ended before `end_more` is called again
 
     def __repr__(self) -> str:
-        return f"<FollowedSaves {sum(save.is_followed for save in self._saves.values())} of {len(self._saves)}>"
+        return f"<FollowedSaves {sum(1 in save.are_noted for save in self._saves.values())} of {len(self._saves)}>"
 
     @property
     def is_listened(self) -> bool:
@@ -76,17 +105,15 @@ class FollowedSaves:
 
     def begin_save(self, run: ReservedRun, keys: KeyColumn) -> None:
         """A save has begun, of these reserved chunks of a run."""
-        at = 0
-        for holder, _, count in run.slices(0, run.chunks):
-            self._saves[holder] = _Save(keys[at : at + count])
-            at += count
+        self._saves[run.holders[0]] = _Save(keys)
 
     def land(self, run: ReservedRun, extents: Extents, checksums: bytes) -> None:
         """Extents of a save lie in their slots; `checksums`: u32 [chunk][extent]. Those before are in place, or these are left
         out."""
         chunks, first = extents.chunks, extents.numbers.start
         landing = min(extents.numbers.stop, run.kv_extents - 1) - first
-        if landing <= 0 or not checksums or run.holders[0] not in self._saves:
+        save = self._saves.get(run.holders[0])
+        if save is None or landing <= 0 or not checksums:
             return
         shown, row = _first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
         at = 0
@@ -94,27 +121,45 @@ class FollowedSaves:
             of_holder = shown[at * row : (at + count) * row]
             self._directory.land_saved(holder, start, count, first, of_holder)
             at += count
-            save = self._saves[holder]
-            if first == 0 and not save.is_followed and self._listener is not None:
-                save.is_followed = True
-                self._listener.note_save(save.keys)
+        new = save.note(chunks) if first == 0 else KeyColumn(b"")
+        if new and self._listener is not None:
+            self._listener.note_save(new)
 
     def commit(self, run: ReservedRun, states: bytes) -> None:
-        """The next chunks of a save have been committed, with these states. No chunk of a chain is behind one that is lost."""
-        at = 0
-        for holder, first, count in run.slices(run.committed, run.committed + len(states)):
-            save = self._saves.get(holder)
-            if save is not None and save.stored == first:
-                of_holder = states[at : at + count]
-                save.stored += count - len(of_holder.lstrip(_STORED))
-            at += count
+        """The next chunks of a save have been committed, with these states."""
+        save = self._saves.get(run.holders[0])
+        if save is not None:
+            save.are_stored += states.translate(_IS_STORED)
 
     def end_save(self, run: ReservedRun) -> None:
         """A run's reservation ends, or expires."""
-        for holder in run.holders:
-            save = self._saves.pop(holder, None)
-            if save is not None and save.is_followed and self._listener is not None:
-                self._listener.end_save(save.keys, save.stored)
+        save = self._saves.pop(run.holders[0], None) if run.holders else None
+        if save is None or 1 not in save.are_noted:
+            return
+        keys, stored = save.end()
+        for part in keys.parts(ENDED_AT_ONCE):
+            self._ended.append((part, max(0, min(stored, len(part)))))
+            stored -= len(part)
+        self._end_some()
+        if self._ended and self._on_backlog is not None:
+            self._on_backlog()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether `end_more` has more to do."""
+        return bool(self._ended)
+
+    def end_more(self) -> None:
+        """Call the listener for a bounded number of chunks whose saves have ended."""
+        self._left = ENDED_AT_ONCE
+        self._end_some()
+
+    def _end_some(self) -> None:
+        while self._ended and (self._left > 0 or self._on_backlog is None):
+            keys, stored = self._ended.popleft()
+            self._left -= len(keys)
+            if self._listener is not None:
+                self._listener.end_save(keys, stored)
 
     def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> SavedRun:
         """Where the chunks lie that are being saved after `parent`, or at the beginning of a run of chunks without one. Nothing
@@ -143,11 +188,11 @@ def _first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     return b"".join(checksums[at : at + kept] for at in range(0, len(checksums), row))
 
 
-def extents_of(run: ReservedRun, first_extent: int, checksums: bytes) -> Extents:
-    """The extents of all chunks of a save that these checksums are of. Raises ProtocolError."""
+def extents_of(run: ReservedRun, first_extent: int, checksums: bytes) -> range:
+    """The numbers of the extents of all chunks of a save that these checksums are of. Raises ProtocolError."""
     extents = len(checksums) // (CHECKSUM_BYTES * run.chunks)
     if not extents or len(checksums) != extents * run.chunks * CHECKSUM_BYTES:
         raise ProtocolError(f"{len(checksums)} bytes of checksums, expected 4 for each extent of {run.chunks} chunks")
     if not 0 <= first_extent <= run.extents - extents:
         raise ProtocolError(f"extents {first_extent}..{first_extent + extents - 1} landed, a chunk has {run.extents}")
-    return Extents(range(run.chunks), range(first_extent, first_extent + extents))
+    return range(first_extent, first_extent + extents)

@@ -384,7 +384,7 @@ class JointSaves:
         self._chains.hide(chain)
         chain.is_expired = True
         self.expired_chunks += chain.incomplete
-        self._ending_reservations.expire(chain.reservation, len(chain.chunks), now_ns)
+        self._ending_reservations.expire(chain.reservation, [(chain.reservation, len(chain.chunks))], now_ns)
         self._look(chain, now_ns)
 
 

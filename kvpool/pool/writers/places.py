@@ -4,6 +4,7 @@ Each has what it has taken until its task makes a reservation of it, or gives it
 argument.
 """
 
+from itertools import repeat
 from typing import Protocol
 
 import kvpool_native
@@ -94,9 +95,16 @@ class SinglesPlace:
     """Whole chunks without a parent, each by itself."""
 
     def __init__(
-        self, directory: kvpool_native.Directory, own: Namespace, keys: KeyColumn, *, holder: ConnectionId
+        self,
+        directory: kvpool_native.Directory,
+        ending: EndingReservations,
+        own: Namespace,
+        keys: KeyColumn,
+        *,
+        holder: ConnectionId,
     ) -> None:
         self._directory = directory
+        self._ending = ending
         self._own = own
         self._keys = keys
         self._holder = holder
@@ -130,8 +138,9 @@ class SinglesPlace:
 
     def give_up(self, now_ns: int) -> None:
         """See `Place`."""
-        for reservation in self.take_holders():
-            self._directory.end_reservation(reservation, now_ns)
+        taken = self.take_holders()
+        if taken:
+            self._ending.end_reservations(taken[0], zip(taken, repeat(1)), now_ns, chunks=len(taken))
 
 
 class PartPlace:

@@ -8,7 +8,7 @@ Invariant: every reservation in the directory is a holder of one in `Reservation
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import kvpool_native
@@ -17,7 +17,7 @@ from kvpool.config.config import DramConfig
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
 from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.miss_ratio_curve import MissRatioCurve
-from kvpool.index.parts import Step
+from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.reservations import Reservation, Reservations, ReservedRun
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents, StagedSlots
@@ -25,7 +25,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart, check_whole, divide
-from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE, EndingReservations
+from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
 from kvpool.pool.writers.joint_saves import JointSaves
 from kvpool.pool.writers.places import ChainPlace, PartPlace, Place, SinglesPlace
@@ -74,12 +74,13 @@ class Writers:
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
         self._ending_reservations = EndingReservations(directory, on_backlog)
-        self._ended: dict[SaveId, list[ReservationId]] = {}  # reservations whose holders of slots are just ending
+        # Requested ends that are not over: the parts of joint saves, and the first of all other reservations.
+        self._ended: dict[SaveId, list[ReservationId]] = {}
         self.joint_saves = JointSaves(
             directory, self._ending_reservations, ttl_ns=ttl_ns, dram=dram, on_backlog=on_backlog
         )
         self._is_staged = is_staged
-        self.followed = FollowedSaves(directory)
+        self.followed = FollowedSaves(directory, on_backlog)
         # Called with a connection whose slots would stay unusable for long.
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None
         self.expired_reservations = 0
@@ -110,7 +111,7 @@ class Writers:
     @property
     def has_backlog(self) -> bool:
         """Whether there is more to end, to expire or to publish than was done at once: `end_more` does."""
-        return self._ending_reservations.are_left or self.joint_saves.has_backlog
+        return self._ending_reservations.are_left or self.joint_saves.has_backlog or self.followed.has_backlog
 
     def begin_task(
         self, session: EngineSession, runs: Sequence[AskedRun], wanted: RetentionColumns = NO_RETENTION
@@ -135,7 +136,7 @@ class Writers:
             part = self.joint_saves.begin_part(run.session, run.share)
             return PartPlace(self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part)
         if not is_chain:
-            return SinglesPlace(self._directory, own, run.keys, holder=holder)
+            return SinglesPlace(self._directory, self._ending_reservations, own, run.keys, holder=holder)
         return ChainPlace(
             self._directory, self._ending_reservations, own, parent=run.parent, keys=run.keys, holder=holder
         )
@@ -234,14 +235,21 @@ class Writers:
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
-    def land(self, session: EngineSession, request: one_way.LandSaved) -> None:
+    def land(self, session: EngineSession, request: one_way.LandSaved) -> Parts[None]:
         """Extents of all chunks of a run have been copied by its client, for who follows it. Raises ProtocolError."""
         reservation = self._reservations.find(SaveId(request.reservation), session.connection)
         if reservation is None:
             return
         run = _run_of(reservation, request.run)
-        if run.chunks and not run.is_part and not reservation.is_expired and run.staged is None:
-            self.followed.land(run, extents_of(run, request.first_extent, request.checksums), request.checksums)
+        if not run.chunks or run.is_part or run.staged is not None:
+            return
+        numbers, row = extents_of(run, request.first_extent, request.checksums), len(request.checksums) // run.chunks
+        for first in range(0, run.chunks, PART_CHUNKS):
+            if reservation.is_expired:
+                return
+            end = min(first + PART_CHUNKS, run.chunks)
+            self.followed.land(run, Extents(range(first, end), numbers), request.checksums[first * row : end * row])
+            yield None
 
     def layout_of(self, session: EngineSession, reservation_id: int, run: int) -> Layout | None:
         """The layout of the chunks of a reservation's run; None where it has ended. Raises ProtocolError."""
@@ -322,7 +330,7 @@ class Writers:
             self.on_overdue(connection)
 
     def is_ending(self, reservation_id: int) -> bool:
-        """Whether a reservation has ended, and its slots are not free yet."""
+        """Whether a reservation that was asked to end has slots that are not free yet."""
         return self._first_held(SaveId(reservation_id)) is not None
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
@@ -338,6 +346,7 @@ class Writers:
         if self.joint_saves.has_backlog:
             self.joint_saves.end_more(now_ns)
         self._ending_reservations.end_more(now_ns)
+        self.followed.end_more()
         for reservation in list(self._ended):
             self._forget_free(reservation)
 
@@ -393,10 +402,9 @@ class Writers:
 
     def _expire_slots(self, reservation: Reservation, now_ns: int) -> None:
         """Nothing of a reservation can be published any more; its slots stay reserved."""
-        for run in reservation.runs:
-            self.followed.end_save(run)
-            for holder, _, chunks in run.slices(0, run.chunks) if not run.is_part else ():
-                self._ending_reservations.expire(holder, chunks, now_ns)
+        self._end_following(reservation)
+        for first, _ in islice(reservation.slots(), 1):
+            self._ending_reservations.expire(first, reservation.slots(), now_ns)
 
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
         if reservation.copies:
@@ -404,20 +412,25 @@ class Writers:
             self._expire_slots(reservation, now_ns)
             return
         self._reservations.remove_reservation(reservation)
-        left = ENDED_AT_ONCE
-        self._ended[reservation.id] = [holder for run in reservation.runs for holder in run.holders]
-        for run in reservation.runs:
+        self._end_following(reservation)
+        ended = [run.holders[0] for run in reservation.runs if run.is_part and run.chunks]
+        for part in ended:
+            self.joint_saves.end_part(part, now_ns, is_asked=is_asked)
+        for first, _ in islice(reservation.slots(), 1):
+            ended.append(first)
+            self._ending_reservations.end_reservations(
+                first, reservation.slots(), now_ns, chunks=reservation.chunks, is_asked=is_asked
+            )
+        if is_asked:
+            self._ended[reservation.id] = ended
+            self._forget_free(reservation.id)
+
+    def _end_following(self, reservation: Reservation) -> None:
+        for run in reservation.runs if self.followed.is_listened else ():
             self.followed.end_save(run)
-            for holder, _, chunks in run.slices(0, run.chunks):
-                left -= chunks
-                if run.is_part:
-                    self.joint_saves.end_part(holder, now_ns, is_asked=is_asked)
-                else:
-                    self._ending_reservations.end_reservation(holder, chunks, now_ns, is_asked=is_asked and left >= 0)
-        self._forget_free(reservation.id)
 
     def _first_held(self, reservation: SaveId) -> ReservationId | None:
-        """The first holder of slots of a reservation that has ended which is not free yet."""
+        """The first of those of a reservation that was asked to end whose slots are not free yet."""
         for holder in self._ended.get(reservation, ()):
             if self._ending_reservations.is_ending(holder) or self.joint_saves.is_ending(holder):
                 return holder

@@ -16,7 +16,7 @@ from kvpool.protocol.records.codec import values_of as values_of
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1  # the newest version; see `versions`
 KEYS_MAX = 28_000  # with the retention of each they still fit a frame
-LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
+LEAF_CHUNKS_MAX = 4096  # chunks, of all groups and ranks, that are leased at once by their leaves
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
 RENEWALS_MAX = 4096
 CLAIMS_MAX = 1024
@@ -339,14 +339,6 @@ class AskHitCurve:
 
     KIND: ClassVar[int] = 47
     capacities: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AskLayouts:
-    """The layouts in which a model has been served, in wire form. Answered by Report."""
-
-    KIND: ClassVar[int] = 55
-    model: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kvpool.errors import KVPoolError, ProtocolError, Refused
 from kvpool.ids import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.key_column import keys_in
+from kvpool.layout import Layout
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
@@ -19,15 +20,15 @@ from kvpool.protocol.records import promises as pr
 from kvpool.server.connections.connection import Answer, Handler, Handlers
 
 
-def serve_batch(handlers: Handlers, request: bm.Batch) -> Parts[bm.Batched]:
-    """The answers of all. Raises ProtocolError, where possible before any is served."""
+def serve_batch(handlers: Handlers, layout: Layout, request: bm.Batch) -> Parts[bm.Batched]:
+    """The answers of all, to a connection of this layout. Raises ProtocolError, where possible before any is served."""
     if not 0 < len(request.requests) <= bm.BATCH_MAX:
         raise ProtocolError(f"a batch has {len(request.requests)} requests, expected 1..{bm.BATCH_MAX}")
     decoded = []
     for body in request.requests:
         decoded.append(_decode(handlers, body))
         yield None
-    _check_answers([record for record, _ in decoded])
+    _check_answers([record for record, _ in decoded], layout)
     answers = []
     for record, handler in decoded:
         answer = yield from _serve(record, handler)
@@ -46,13 +47,17 @@ def _decode(handlers: Handlers, body: object) -> tuple[Any, Handler]:
     return m.decode_as(record, values), handler
 
 
-def _check_answers(records: Sequence[Any]) -> None:
+def _check_answers(records: Sequence[Any], layout: Layout) -> None:
     """Answers about keys that were sent are shorter than these; leaves name thousands of chunks in 32 bytes."""
-    leased = sum(max(0, record.chunks - keys_in(record.keys)) for record in records if isinstance(record, m.Acquire))
+    leased = sum(
+        max(0, layout.rows_of(record.chunks) - keys_in(record.keys))
+        for record in records
+        if isinstance(record, m.Acquire)
+    )
     if leased > bm.BATCH_LEAF_CHUNKS_MAX:
         raise ProtocolError(f"a batch asks for {leased} chunks by leaves, expected at most {bm.BATCH_LEAF_CHUNKS_MAX}")
     promised = sum(
-        max(0, record.chunks) + TICKET_BYTES * max(0, record.tickets)
+        max(0, layout.rows_of(record.chunks)) + TICKET_BYTES * max(0, record.tickets)
         for record in records
         if isinstance(record, pr.Promise)
     )

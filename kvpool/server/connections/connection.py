@@ -19,9 +19,10 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from types import CoroutineType, GeneratorType
 from typing import Any, cast
 
 from kvpool import failpoint
@@ -214,11 +215,11 @@ class Connection(asyncio.Protocol):
             return False
         except Exception as error:
             answer = self._failure_to(request, error)
-        if isinstance(answer, Generator):
+        if isinstance(answer, GeneratorType):
             request.parts = answer
             self._request = request
             return self._serve_part()
-        if isinstance(answer, Awaitable):
+        if isinstance(answer, CoroutineType) or asyncio.isfuture(answer):
             self._await(answer, partial(self._answer_late, request))
         else:
             self._answer(request, answer)

@@ -36,7 +36,7 @@ HBM_METRICS: tuple[Metric, ...] = (
             "chunks"),
     counter("kvpool_hbm_served_bytes", "Bytes of these chunks.", _hbm("served_bytes"), "bytes"),
     counter("kvpool_hbm_promoted_chunks", "Chunks copied to the device.", _hbm("promoted_chunks"), "chunks"),
-    counter("kvpool_hbm_promoted_bytes", "Bytes copied to the device: the capacity, 1.5 for each byte served, and trials at "
+    counter("kvpool_hbm_promoted_bytes", "Bytes copied to the device: the capacity, 1.2 for each byte served, and trials at "
             "most.", _hbm("promoted_bytes"), "bytes"),
     counter("kvpool_hbm_failed_chunks", "Chunks whose copy was not published: it failed, or the chunk left DRAM meanwhile.",
             _hbm("failed_chunks"), "chunks"),

@@ -11,6 +11,7 @@ followed.
 Loop thread only. Invariant: `_notes` has each key once, in the order of its numbers, NOTES_MAX keys at most.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -37,7 +38,8 @@ class SaveNotes:
 
     def __init__(self, has: Callable[[bytes], bool]) -> None:
         self._has = has
-        self._notes: dict[bytes, tuple[int, int]] = {}  # the number, and how many saves of it have not ended
+        # The number of each, and how many saves of it have not ended.
+        self._notes: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._last = 0
         self._dropped = 0  # the number of the newest note of a lost chunk that was dropped
 
@@ -87,6 +89,6 @@ class SaveNotes:
         self._notes.pop(key, None)
         self._notes[key] = self._last, saves
         while len(self._notes) > NOTES_MAX:
-            number, saves_of_oldest = self._notes.pop(next(iter(self._notes)))
+            _, (number, saves_of_oldest) = self._notes.popitem(last=False)
             if not saves_of_oldest:
                 self._dropped = number

@@ -67,10 +67,11 @@ def check_memory(
             break
         never.wait(LOOK_S)
     fitting = _largest(capacity >> 20, lambda mib: needed_by(mib << 20) <= room.size)
+    remedy = "lower max_chunks or capacity of the other tiers, " if needed > 2 * capacity else ""
     raise MemoryError(
-        f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with its index, and "
+        f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with the index of all tiers, and "
         f"{format_size(room.size)} can be had by {room.source}: "
-        + (f"set dram.capacity to {fitting}MiB at most, " if fitting else "")
+        + (f"set dram.capacity to {fitting}MiB at most, " if fitting else remedy)
         + "free memory, or set dram.allow_overcommit = true"
     )
 

@@ -202,7 +202,7 @@ def test_a_session_that_ends_by_a_late_answer_ends_behind_the_device(
         others.take_room()
         assert _zombies(daemon) == CHUNKS + 1
     asking.join()
-    assert save.wait().stored == 0
+    assert save.commit().stored == 0
     wait_until(lambda: _zombies(daemon) == 0, "the slots are free")
     others.compare()
 

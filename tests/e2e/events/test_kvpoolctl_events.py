@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: 
         assert [block["tokens"][0]["token_id"] for block in stored["data"]["blocks"]] == tokens_of(1, CHUNK * 3)[
             ::CHUNK
         ].tolist()
+
+
+def test_another_priority_has_no_cause(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK))
+        store(pool, keys)
+        pool.retain(keys, [kv.TokenRange(0, None, 80)])
+    line = ctl(daemon, "events").stdout.splitlines()[2]
+    assert line.endswith(f"dram -> dram  {keys[0].hex()[:16]}  priority 35 -> 80")
+    assert [row["cause"] for row in ctl_json(daemon, "events", "--since", "0")] == ["stored", ""]
 
 
 def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> None:
@@ -163,6 +174,15 @@ def test_why_and_retain_take_the_salt_as_the_engine_gives_it(daemon: Daemon, sal
     assert ctl(daemon, "retain", *given, answer=prompt).stdout.startswith("1 chunks are kept at priority 100")
 
 
+def test_retain_reaches_the_chunks_of_every_rank_and_layout_of_a_model(daemon: Daemon) -> None:
+    staged = replace(SMALL, layers=2, world=300, stages=(2, 1) * 10)
+    with daemon.connect(replace(staged, rank=None)), daemon.connect(staged.for_rank(299)) as last:
+        store(last, last.keys(tokens_of(1, CHUNK)))
+    prompt = ", ".join(map(str, tokens_of(1, CHUNK)))
+    answer = ctl(daemon, "retain", "--tokens-file", "-", "--model", "test-model", answer=prompt)
+    assert answer.stdout == "1 chunks are kept at priority 100; 299 are not stored\n"
+
+
 def test_why_finds_chunks_whose_keys_an_engine_hashes_by_their_token_ids(daemon: Daemon) -> None:
     prompt = tokens_of(1, CHUNK * 3)
     other = [*prompt[:CHUNK], *tokens_of(2, CHUNK * 2)]
@@ -188,3 +208,10 @@ def test_why_reports_a_prompt_without_a_whole_chunk(daemon: Daemon) -> None:
     short = ctl(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
     assert short.exit_code == 1
     assert "no whole chunk" in short.stderr
+
+
+def test_why_names_the_models_that_there_are(daemon: Daemon) -> None:
+    daemon.connect(revision="5f0b").close()
+    unknown = ctl(daemon, "why", "--tokens-file", "-", "--model", "test-model", answer=str([*range(CHUNK)]))
+    assert unknown.exit_code == 1
+    assert "there is no model test-model; models are test-model@5f0b (" in unknown.stderr

@@ -19,7 +19,8 @@ def test_the_example_runs_as_it_stands(start_daemon: Start, monkeypatch: pytest.
     daemon = start_daemon()
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found is not None
-    source = found[1].replace("/run/kvpool/kvpool.sock", daemon.socket)
+    source = found[1]
+    monkeypatch.setenv("KVPOOL_SOCKET", daemon.socket)
     for large, small in SMALLER.items():
         assert large in source
         source = source.replace(large, small)

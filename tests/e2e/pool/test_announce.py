@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
+from kvpool.protocol.records.messages import KEYS_MAX
 from kvpool.states import Level
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, Case, over
@@ -259,6 +260,18 @@ def test_announcing_without_an_ssd_tier_protects_chunks_in_dram(start_daemon: St
         fill(pool, range(100, 100 + 2 * PROMPTS))
         assert are_in_dram(pool, keys)
     assert daemon.problems() == []
+
+
+def test_the_longest_hit_of_many_groups_is_announced(start_daemon: Start) -> None:
+    """A request names no window and no state but that before its end."""
+    groups = (HYBRID.groups[FULL], *[kv.Group(kind="state", layers=1, state_bytes=16)] * 40)
+    chunks = KEYS_MAX // len(groups) + 1
+    daemon = start_daemon(dram__capacity="64MiB", dram__announced_quota="1.0")
+    with daemon.connect(replace(HYBRID, groups=groups)) as pool:
+        keys = prompt(pool, 1, chunks)
+        assert store(pool, keys, [chunks]).declined == 0
+        assert_served(pool, keys, chunks)
+        assert pool.announce(keys) == kv.AnnounceResult(chunks, 0, 0)
 
 
 @BOTH

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvpool_client as kv
 from kvpool import failpoint
 from kvpool_client.verbs.save import publish_each
 from tests.e2e.pool.conftest import Shared
@@ -78,6 +79,19 @@ def test_a_commit_in_the_background_gives_its_result_later(ranks: Ranks) -> None
             assert save.wait() is result
         wanted = ranks.needed(keys)
         assert (result.stored, result.present, result.declined) == (wanted * is_new, wanted * (not is_new), 0)
+    ranks.assert_served(keys)
+
+
+@in_both_write_modes
+@SOME
+def test_a_wait_before_the_commit_is_refused_and_ends_nothing(ranks: Ranks) -> None:
+    keys = ranks.prompt(2)
+    saves = ranks.begin(keys)
+    for save in saves:
+        save.layer(0)
+        with pytest.raises(kv.InvalidArgument, match=r"wait comes before the commit of <Save \d+ chunks, under way>"):
+            save.wait()
+    assert [save.commit().declined for save in saves] == [0] * len(saves)
     ranks.assert_served(keys)
 
 

@@ -189,6 +189,21 @@ def test_a_daemon_killed_in_a_load_gives_right_bytes_or_fewer(case: Case, daemon
         assert result.chunks in (0, 60) or not case.has_windows
 
 
+@pytest.mark.parametrize("ending", ["request", "close"])
+def test_a_turn_that_an_interrupted_thread_has_kept_costs_the_session_alone(shared: Shared, ending: str) -> None:
+    """A signal's exception may come between taking the turn and using it."""
+    with shared.connect(timeout_s=1.0) as pool:
+        keys = prompt(pool, 31)
+        store(pool, keys)
+        assert pool._link.session is not None
+        pool._link.session._turn.acquire()
+        if ending == "request":
+            assert pool.acquire(pool.lookup(keys)).chunks == 0
+            wait_until(lambda: pool.stats()["reconnects"] == 1 and pool.connected, "there is another session")
+            assert pool.stats()["last_error"] == "a request was interrupted"
+            assert_served(pool, keys, CHUNKS)
+
+
 def test_connect_without_a_daemon_misses_until_one_appears(daemon: Daemon) -> None:
     daemon.kill()
     with daemon.connect() as pool:

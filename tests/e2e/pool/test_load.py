@@ -88,6 +88,18 @@ def test_integers_of_numpy_are_integers(shared: Shared) -> None:
             assert begun.wait().chunks == 2
             with pytest.raises(kv.InvalidArgument, match=r"layer is True, expected 0\.\."):
                 begun.wait_layer(True)
+        assert pool.chunks_to_save(keys, boundaries=[one]) == (range(2),)
+        assert pool.save(keys, from_=payload_of(keys, SMALL, 1), chosen=[[one]]).commit().present == 1
+        assert pool.announce(keys, one).announced == 1
+
+
+def test_a_wait_may_have_no_end(ranks: Ranks) -> None:
+    keys = ranks.prompt(25)
+    ranks.store(keys)
+    with ranks.first.acquire(ranks.first.lookup(keys)) as lease:
+        begun, _ = begin_load(ranks.first, lease)
+        assert begun.wait_layer(0, float("inf"))
+        assert begun.wait(float("inf")) == whole_result(ranks.layout, CHUNKS)
 
 
 def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> None:

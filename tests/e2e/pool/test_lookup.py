@@ -1,5 +1,6 @@
 """Lookups: the longest prefix that is there of all groups and parts, never of another model, and no longer than a lease."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -153,6 +154,33 @@ def test_keys_depend_on_tokens_and_hashes_alone(shared: Shared) -> None:
 def test_invalid_token_ids_raise_at_the_call(shared: Shared, tokens: object) -> None:
     with shared.connect() as pool, pytest.raises(kv.InvalidArgument):
         pool.keys(tokens)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda pool, _: pool.keys([1], adapter="\ud800"), r"adapter is '\\ud800', expected text"),
+        (lambda pool, _: pool.keys([1], extra=7), "extra is 7, expected a sequence"),
+        (lambda pool, _: pool.keys_from_hashes(7, 32), "block_hashes is 7, expected a sequence"),
+        (lambda pool, _: pool.keys_from_hashes([], 32, adapter_name=7), "adapter_name is 7, expected text"),
+        (lambda pool, _: pool.register(7, 16), "layers is 7, expected a sequence"),
+        (lambda pool, keys: pool.save(keys, boundaries=7), "boundaries is 7, expected a sequence"),
+        (lambda pool, keys: pool.save(keys, chosen=[7]), "chosen of group 0 is 7, expected a sequence"),
+        (lambda pool, keys: pool.announce(keys, -1), rf"chunks_max is -1, expected 0\.\.{CHUNKS}"),
+        (lambda pool, keys: pool.announce(keys, 1.5), rf"chunks_max is 1.5, expected 0\.\.{CHUNKS}"),
+        (lambda pool, _: kv.connect(model="\ud800", layout=pool.layout), r"model is '\\ud800', expected a name"),
+    ],
+)
+def test_a_mistake_of_the_caller_raises_by_name_and_ends_nothing(
+    shared: Shared, attempt: Callable[[kv.Pool, kv.KeyChain], object], message: str
+) -> None:
+    with shared.connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            with pytest.raises(kv.InvalidArgument, match=message):
+                attempt(pool, keys)
+            assert_loads(pool, keys, lease)
 
 
 @pytest.mark.parametrize(

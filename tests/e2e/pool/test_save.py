@@ -1,17 +1,18 @@
 """Saves: the chunks that each group stores, none that is not committed, and the reason of every one that is declined."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import kvpool_client as kv
 from kvpool.ids import KEY_BYTES
-from kvpool.protocol.records.messages import SHARE_KEYS_MAX
+from kvpool.protocol.records import messages as m
 from kvpool.router_events.vllm_format import EventForm
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
-from tests.rigs.layouts import CHUNK, FULL, HYBRID, WINDOW_CHUNKS, Case, over, shares_of
+from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW_CHUNKS, Case, over, shares_of
 from tests.rigs.payload import tokens_of
 from tests.rigs.prompts import CHUNKS, Ranks, assert_served, begin, prompt, rows_of, store
 
@@ -178,7 +179,7 @@ def test_chunks_beyond_the_longest_chain_are_declined(start_daemon: Callable[...
 def test_a_long_prompt_is_stored_in_parts_as_far_as_one_save_goes(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity="160MiB")  # half of it may be incomplete
     layout = kv.Layout(layers=2, kv_heads=2, head_dim=8, dtype="float16", chunk_tokens=16, head_groups=2)
-    most = SHARE_KEYS_MAX
+    most = m.SHARE_KEYS_MAX
     with Ranks(Case(layout, tuple(shares_of(layout, 2))), daemon.connect) as ranks:
         keys = ranks.prompt(17, most + 4)
         part, stored = (save.commit() for save in ranks.begin(keys))
@@ -187,6 +188,19 @@ def test_a_long_prompt_is_stored_in_parts_as_far_as_one_save_goes(start_daemon: 
         assert ranks.first.lookup(keys).chunks == most
         assert ranks.store(keys, first=most) == 4
         ranks.assert_served(keys, most + 4)
+
+
+def test_a_prompt_beyond_one_save_is_stored_as_far_as_every_group_has_it(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = kv.Group(layers=1, kv_heads=1, head_dim=16, dtype="float16")
+    with shared.connect(replace(HYBRID, groups=(*HYBRID.groups[:STATE], other))) as pool:
+        keys = prompt(pool, 28, 16)
+        monkeypatch.setattr(m, "KEYS_MAX", 20)
+        result = store(pool, keys, [8])
+        assert [of_group.stored for of_group in result.groups] == [9, 2, 9]
+        assert result.reasons == {"too-long": 14}
+        assert_served(pool, keys, 8)
 
 
 def test_events_name_the_group(daemon: Daemon) -> None:

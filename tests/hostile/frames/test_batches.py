@@ -5,11 +5,13 @@ from typing import Any
 import msgpack
 import pytest
 
+import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.ids import KEY_BYTES
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import promises as pr
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
@@ -49,6 +51,23 @@ def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(shared_daem
         assert made.states == bytes([SaveState.RESERVED])
         drop_reservations(honest, made.reservation)
     assert not shared_daemon.problems()
+
+
+@pytest.mark.parametrize(
+    ("request_", "count", "message"),
+    [
+        (m.Acquire(keys_of(0, 2), 2000), 6, "asks for 23988 chunks by leaves, expected at most 20000"),
+        (pr.Promise(keys_of(0, 2), 100_000, "", 1, 1), 2, "asks for promises of 400064 bytes, expected at most 400000"),
+    ],
+    ids=["leases", "promises"],
+)
+def test_a_batch_counts_the_chunks_of_every_group(
+    shared_daemon: Daemon, request_: object, count: int, message: str
+) -> None:
+    groups = tuple(kv.Group(layers=1, kv_heads=1, head_dim=8 * heads, dtype="int8", planes=1) for heads in (1, 2))
+    layout = kv.Layout(chunk_tokens=1, groups=groups)
+    with engine(shared_daemon, layout, "two chains") as bad, pytest.raises(Refused, match=message):
+        bad.call(bm.Batch([body_of(request_)] * count), bm.Batched)
 
 
 def test_a_refused_part_of_a_batch_does_not_affect_the_others(shared_daemon: Daemon) -> None:

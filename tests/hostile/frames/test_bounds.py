@@ -11,6 +11,7 @@ import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
 from tests.hostile.rigs.daemon_watch import assert_never_internal
 from tests.hostile.rigs.raw_clients import engine, hello_of, keys_of, raw_engine, read_back, reserve, store
@@ -55,6 +56,27 @@ def test_columns_as_large_as_a_frame_are_served(start_daemon: Callable[..., Daem
         assert leased.chunks == reserved
         print(f"acquire of {reserved} chunks took {(time.perf_counter() - begun_s) * 1e3:.1f} ms")
         assert read_back(good, keys_of(100_000, 3)) == [True] * 3
+    assert_never_internal(daemon)
+
+
+def test_leaves_of_all_groups_together_stand_for_as_many_chunks_as_one_answer_may_have(
+    start_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = start_daemon(dram__capacity="32MiB", dram__prefault="false")
+    groups = tuple(kv.Group(layers=1, kv_heads=1, head_dim=8 * heads, dtype="int8", planes=1) for heads in (1, 2))
+    chunks = m.LEAF_CHUNKS_MAX // 2 + 1
+    keys = [keys_of(0, chunks, seed=group) for group in (0, 1)]
+    with engine(daemon, kv.Layout(chunk_tokens=1, groups=groups), "two chains") as hostile:
+        for group in (0, 1):
+            made = hostile.call(reserve_chain(b"", keys[group], group=group), m.Reserved)
+            assert made.states == bytes([SaveState.RESERVED]) * chunks
+            hostile.call(m.Commit(made.reservation, bytes(4 * chunks), b""), m.Committed)
+        for count in (chunks, chunks - 1):
+            leaves = b"".join(column[32 * (count - 1) : 32 * count] for column in keys)
+            leased = hostile.call(m.Acquire(leaves, count), m.Leased)
+            assert leased.chunks == (count if 2 * count <= m.LEAF_CHUNKS_MAX else 0)
+        assert len(leased.tiers) == m.LEAF_CHUNKS_MAX
+        assert hostile.call(m.Acquire(b"".join(keys), chunks), m.Leased).chunks == chunks
     assert_never_internal(daemon)
 
 

@@ -42,7 +42,7 @@ def record_session(daemon: Daemon) -> list[bytes]:
 SENT: tuple[type[Any], ...] = (
     *(m.Hello, m.Acquire, m.Renew, m.IssueTicket, m.Claim, m.Reserve, m.Retain, m.Announce, m.Demote),
     *(m.Commit, m.ReportCorrupt, m.AskInfo, m.AskStats, m.Flush, m.Check, m.VerifyBytes, m.AskHitCurve),
-    *(m.AskLayouts, m.RetainKeys),
+    m.RetainKeys,
     *(one_way.DropLeases, one_way.DropReservations),
     *(em.AskEvents, em.AskSnapshot, em.AskChunkHistory, em.AskNamespaces),
     *(om.AskConnections, om.Disconnect, om.LogLevel, om.Reload),
@@ -84,7 +84,6 @@ def _run_session(daemon: Daemon) -> None:
         admin.connections()
         admin.peers()
         assert not admin.disconnect(1 << 40)
-        admin.layouts("test-model")
         admin.retain(KeyColumn(keys_of(0, 3)), 80, 1.0)
         admin.log_level("info")
         admin.reload()

@@ -194,7 +194,7 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         (lambda: engine.blocks.reserve("a", -1), "tokens is -1, expected a number from 0"),
         (lambda: engine.blocks.keep_room("a", 1), "tokens is 1, expected 0..0"),
         (lambda: engine.blocks.allocate("b", [1], salt="tenant"), "salt is str, expected bytes"),  # type: ignore[arg-type]
-        (lambda: engine.blocks.allocate("b", [1], adapter=b"a"), "adapter is bytes, expected str"),  # type: ignore[arg-type]
+        (lambda: engine.blocks.allocate("b", [1], adapter=b"a"), "adapter is b.a., expected text"),  # type: ignore[arg-type]
         (lambda: engine.blocks.computed("a", 0, 5), "0 to 5"),
         (lambda: engine.blocks.computed("a", 0, 3.5), "0 to 3.5"),  # type: ignore[arg-type]  # the mistake
         (lambda: engine.blocks.computed("a", 0.0, 4), "0.0 to 4"),  # type: ignore[arg-type]  # the mistake

@@ -233,6 +233,10 @@ def test_salts_adapters_and_multimodal_content_separate_prefixes() -> None:
         request = request_of(number, 12, multimodal_hashes=[[1, 2]])
         prefill(manager, request)
         assert request.reused == 0
+        manager.free_resources(request)
+    other = request_of(71, 12, multimodal_hashes=[[3, 4]])
+    prefill(manager, other)
+    assert other.reused == 0
 
 
 def test_retention_is_that_of_the_requests_config() -> None:

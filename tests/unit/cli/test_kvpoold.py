@@ -1,6 +1,5 @@
 """The daemon's command line: the options that reach `serve`, and exits without serving."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -43,7 +42,7 @@ def test_wrong_usage_exits_with_2_and_serves_nothing(
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("can't start new thread"), OSError(12, os.strerror(12)), MemoryError("bad_alloc"), MemoryError()],
+    [RuntimeError("can't start new thread"), OSError(12, "cannot map"), MemoryError("bad_alloc"), MemoryError()],
 )
 def test_a_start_that_fails_for_lack_of_address_space_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -43,7 +43,7 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     for part in (
         "server.lease_ttl is '1y', expected a duration",
         "server.sockett is no option, did you mean server.socket?",
-        "dram.capacity is '12 parsecs', expected a size from 64KiB",
+        "dram.capacity is '12 parsecs', expected a size from 64KiB to 4TiB, in B, KiB, MiB, GiB or TiB",
         "dram.prefault is 3, expected true or false",
         "log.level is 'loud', expected one of info",
         "--set dram.segment: expected section.key=value",

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,12 +15,16 @@ from kvpool.clock import NS_PER_S
 from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Parts
+from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.layouts.groups import WINDOW, Group
 from kvpool.pool.pool import Pool
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve_chain
 from kvpool.states import SaveState
 from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL
@@ -26,6 +32,11 @@ from tests.rigs.daemon import SMALL
 CHAIN = 16384  # server.max_chain_chunks
 SHORT = 2048  # enough for several calls and parts
 T = TypeVar("T")
+# Chunks without a parent, as large as those of SMALL.
+WINDOWS = Layout(
+    chunk_tokens=SMALL.chunk_tokens,
+    groups=(Group(kind=WINDOW, window=64, layers=3, kv_heads=2, head_dim=16, dtype="float16"),),
+)
 # A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and
 # with as much more as this processor needs for plain Python than those that the millisecond was measured on.
 TURN_S = 0.001
@@ -239,6 +250,103 @@ def short_ones(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
+def calls_in(act: Callable[[], object]) -> int:
+    """How many functions are called in it, native ones included."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def reserve_alone(setting: Setting) -> tuple[EngineSession, list[int]]:
+    """An engine that has reserved chunks without a parent, and its reservations."""
+    session = setting.pool.open_session(ConnectionId(9), "windows", WINDOWS)
+    numbers = []
+    for seed in (1, 2):
+        column = pack_runs([ReserveRun(0, RunForm.ALONE, setting.chain)])
+        made = setting.serve(setting.pool.chains.reserve(session, m.Reserve(column, setting.keys(seed))))
+        numbers.append(made.reservation)
+    assert setting.writing() == 2 * setting.chain
+    return session, numbers
+
+
+def end_alone(setting: Setting) -> None:
+    """End what waits: no call has to look at all of it."""
+    while setting.pool._writers.has_backlog:
+        assert calls_in(lambda: setting.pool._writers.end_more(setting.clock.now_ns())) < setting.chain
+    assert setting.writing() == 0
+
+
+def closed_alone(setting: Setting) -> None:
+    session, _ = reserve_alone(setting)
+    assert calls_in(lambda: setting.pool.drop_connection(session.connection)) < setting.chain
+    end_alone(setting)
+    assert setting.pool.measure({}).directory["used_bytes"] == 0
+
+
+def expired_alone(setting: Setting) -> None:
+    session, numbers = reserve_alone(setting)
+    setting.clock.ns += 2 * NS_PER_S
+    assert calls_in(setting.pool._expiry._look) < setting.chain
+    end_alone(setting)
+    assert setting.pool.measure({}).directory["zombies"] == 2 * setting.chain
+    request = one_way.DropReservations(columns.pack_numbers(numbers))
+    setting.serve(setting.pool.chains.drop_reservations(session, request))
+    assert setting.pool.measure({}).directory["used_bytes"] == 0
+
+
+def given_up_alone(setting: Setting) -> None:
+    """The connection ends while its request is under way."""
+    session = setting.pool.open_session(ConnectionId(9), "windows", WINDOWS)
+    request = m.Reserve(pack_runs([ReserveRun(0, RunForm.ALONE, setting.chain)]), setting.keys(1))
+    parts = setting.pool.chains.reserve(session, request)
+    while setting.writing() < setting.chain - PART_CHUNKS:
+        next(parts)
+    assert calls_in(parts.close) < setting.chain // 4
+    end_alone(setting)
+    assert setting.pool.measure({}).directory["used_bytes"] == 0
+
+
+class Listener:
+    """Counts the chunks that it is called for."""
+
+    def __init__(self) -> None:
+        self.noted = self.ended = 0
+
+    def note_save(self, keys: KeyColumn) -> None:
+        self.noted += len(keys)
+
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        self.ended += len(keys)
+        assert not stored
+
+
+def followed_alone(setting: Setting) -> None:
+    """Other nodes may follow the save, whose connection ends."""
+    listener = Listener()
+    setting.pool.chains.writers.followed.listen(listener)
+    session, numbers = reserve_alone(setting)
+    for number in numbers:
+        sums = bytes(4 * setting.chain)
+        parts = setting.pool.chains.land_saved(session, one_way.LandSaved(number, 0, sums))
+        for _ in range(setting.chain // PART_CHUNKS):
+            assert calls_in(partial(next, parts)) < setting.chain // 4
+        assert list(parts) == []
+    assert (listener.noted, listener.ended) == (2 * setting.chain, 0)
+    assert calls_in(lambda: setting.pool.drop_connection(session.connection)) < setting.chain
+    assert listener.ended < setting.chain
+    end_alone(setting)
+    assert listener.ended == listener.noted
+
+
 @pytest.mark.slow
 @pytest.mark.timed
 @pytest.mark.parametrize(
@@ -253,6 +361,11 @@ def test_each_part_of_a_request_ends_within_a_turn(check: Callable[[Setting], No
 
 @pytest.mark.parametrize("check", [closed, expired, short_ones])
 def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) -> None:
+    in_setting(check)
+
+
+@pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone])
+def test_many_chunks_without_a_parent_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
 
 

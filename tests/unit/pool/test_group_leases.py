@@ -18,7 +18,7 @@ from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
-from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
+from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX
 from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
@@ -69,7 +69,7 @@ class Setting:
         assert len(task.holds) == 1 + CHUNKS
         return task
 
-    def lease(self) -> Grant:
+    def lease(self) -> m.Leased:
         grant = self.readers.grant(self.session, self.readers.take_holds(self.session, self.take()), 1)
         assert (grant.chunks, len(grant.tiers)) == (CHUNKS, 2 * CHUNKS)
         return grant

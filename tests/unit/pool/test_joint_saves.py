@@ -308,7 +308,7 @@ def test_a_commit_has_a_checksum_for_each_reserved_extent(pool: JointPool) -> No
         states = served(commits(two, m.Commit(foreign, whole, b""))).states
         assert not states, "it has ended, or is another's"
     served(pool.pool.chains.end_reservation(two, save.answer.reservation))
-    assert pool.pool.chains.land_saved(one, one_way.LandSaved(save.answer.reservation, 0, bytes(8))) == m.Done()
+    served(pool.pool.chains.land_saved(one, one_way.LandSaved(save.answer.reservation, 0, bytes(8))))
     assert pool.commit(save) == [PART] * 2
 
 

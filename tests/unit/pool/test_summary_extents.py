@@ -80,7 +80,7 @@ def test_a_layout_of_one_layer_is_not_followed() -> None:
 def test_landed_extents_are_those_of_a_stored_chunk() -> None:
     run = ReservedRun(SESSION, CHUNKS, LAYOUT.extents, LAYOUT.layers, [ReservationId(1)])
     whole = bytes(4 * CHUNKS * LAYOUT.extents)
-    assert extents_of(run, 0, whole).numbers == range(LAYOUT.extents)
+    assert extents_of(run, 0, whole) == range(LAYOUT.extents)
     with pytest.raises(ProtocolError, match="a chunk has 4"):
         extents_of(run, 1, whole)
 

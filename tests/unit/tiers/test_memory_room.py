@@ -51,8 +51,8 @@ def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(root: Path
     with pytest.raises(MemoryError) as refusal:
         check_memory(16 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
     assert str(refusal.value) == (
-        "dram.capacity 16.0 GiB takes 17.0 GiB of memory with its index, and 16.0 GiB can be had by MemAvailable in "
-        "/proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or set dram.allow_overcommit = true"
+        "dram.capacity 16.0 GiB takes 17.0 GiB of memory with the index of all tiers, and 16.0 GiB can be had by MemAvailable "
+        "in /proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or set dram.allow_overcommit = true"
     )
     check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 
@@ -91,7 +91,12 @@ def test_a_full_group_has_no_room(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/")
     _limit_v2(root, ".", GIB, 2 * GIB)
     with pytest.raises(MemoryError, match=r"memory\.max of /sys/fs/cgroup: free memory, or"):
-        check_memory(GIB // 2, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
+        check_memory(GIB // 2, _plain, allow_overcommit=False, root=root, patience_s=0.0)
+
+
+def test_an_index_that_does_not_fit_is_named_with_what_it_is_for(root: Path) -> None:
+    with pytest.raises(MemoryError, match="lower max_chunks or capacity of the other tiers, free memory"):
+        check_memory_fits(load_config(None, ["dram.capacity=1GiB"]).dram, 250_000_000, root)
 
 
 def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> None:

@@ -93,9 +93,15 @@ def test_ranks_beyond_the_groups_have_the_same_ones() -> None:
     assert Share.of_rank(replace(PLAIN, kv_heads=1), 5, 8) == Share.whole(replace(PLAIN, kv_heads=1))
 
 
-@pytest.mark.parametrize(("rank", "size"), [(0, 3), (8, 8), (-1, 2), (0, 0), (0, 12)])
-def test_a_rank_for_which_the_groups_cannot_be_divided_is_refused(rank: int, size: int) -> None:
-    with pytest.raises(InvalidArgument, match="head groups can be divided for"):
+@pytest.mark.parametrize(
+    ("rank", "size", "expected"),
+    [
+        *[(rank, size, "below the size") for rank, size in ((8, 8), (-1, 2), (0, 0))],
+        *[(0, size, "ranks that 8 head groups can be divided for") for size in (3, 12)],
+    ],
+)
+def test_a_rank_for_which_the_groups_cannot_be_divided_is_refused(rank: int, size: int, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"rank is {rank} of {size}, expected .*{expected}"):
         Share.of_rank(GROUPED, rank, size)
 
 

@@ -75,13 +75,14 @@ def test_a_directory_is_made_writable_for_its_owner_alone(tmp_path: Path) -> Non
     assert not path.exists()
 
 
-def test_a_directory_that_others_may_write_is_not_private(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rights", "remedy"), [(0o775, "chmod go-w {}"), (0o1777, "use another directory")])
+def test_a_directory_that_others_may_write_is_not_private(tmp_path: Path, rights: int, remedy: str) -> None:
     (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o775)
+    (tmp_path / "shared").chmod(rights)
     path = str(tmp_path / "shared" / "kvpool.sock")
     assert make_socket_directory(path) == ""
     assert make_socket_directory(path, is_private=True) == (
-        f"{tmp_path}/shared has rights 0775, expected no more than 0755: chmod go-w {tmp_path}/shared"
+        f"{tmp_path}/shared has rights {rights:04o}, expected no more than 0755: {remedy.format(tmp_path / 'shared')}"
     )
 
 

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvpool import __version__
 from kvpool.config.path_options import check_writable
+from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.cli.kvpoolctl import Options
-from kvpool_tools.cli.machine import describe_machine
 from kvpool_tools.cli.output import print_json, print_table
 
 Row = dict[str, Any]

@@ -20,8 +20,8 @@ from kvpool.index.sessions import EngineSession
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
 from kvpool.packed_rows import CHANGE_ROW
-from kvpool.pool.readers.readers import Grant
 from kvpool.pool.readers.runs import Run
+from kvpool.protocol.records.messages import Leased
 from kvpool.states import Level, SaveState
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
@@ -150,7 +150,7 @@ class SimulatedNode:
         """Broken invariants of every class, one line each: holes would be among them."""
         return self._pool.verify() + [problem for device in self._devices for problem in device.verify()]
 
-    def _lease(self, keys: KeyColumn) -> Grant | None:
+    def _lease(self, keys: KeyColumn) -> Leased | None:
         runs = [Run(self._session, keys)]
         for _ in range(WAITS_MAX):
             granted = self._pool.lease(self._session, runs, len(keys), may_wait=True)

@@ -16,12 +16,13 @@ from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.pool.readers.readers import Grant, Readers
+from kvpool.pool.readers.readers import Readers
 from kvpool.pool.readers.runs import Run
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.pool.writers.writers import Writers
+from kvpool.protocol.records.messages import Leased
 from kvpool.states import SaveState
 from kvpool.tiering.link import ArenaSide
 from kvpool.tiering.lower_link import LowerLink
@@ -100,7 +101,7 @@ class SimulatedPool:
             reservations_max=server.max_reservations,
         )
 
-    def lease(self, session: EngineSession, runs: Sequence[Run], chunks: int, *, may_wait: bool) -> Grant | None:
+    def lease(self, session: EngineSession, runs: Sequence[Run], chunks: int, *, may_wait: bool) -> Leased | None:
         """Lease a hit of so many chunks; None where it could wait for room."""
         now_ns = self.clock.now_ns()
         taken = self.readers.take_at_once(session, runs, now_ns)

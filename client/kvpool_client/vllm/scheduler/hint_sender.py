@@ -124,7 +124,7 @@ class HintSender:
         return Outcome("", BESIDE, ACCEPTED, absent)
 
     def _announce(self, keys: KeyChain, tokens: int) -> None:
-        usable = -(-self._geometry.usable_tokens(tokens) // keys.chunk_tokens)
+        usable = min(len(keys), -(-self._geometry.usable_tokens(tokens) // keys.chunk_tokens))
         self._count("announced_chunks", self._pool.announce(keys, usable).announced)
 
     def _count_outcomes(self, outcomes: Outcomes) -> None:

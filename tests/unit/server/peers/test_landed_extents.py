@@ -10,6 +10,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import SaveState
+from tests.rigs.parts import served
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of
 
 KEYS = [key_of(3, number) for number in range(4)]
@@ -39,8 +40,8 @@ async def test_only_extents_of_an_own_save_are_noted() -> None:
     followed.listen(listener)
     made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
     other = rig.pool.open_session(ConnectionId(2), "model", LAYOUT)
-    chains.land_saved(other, one_way.LandSaved(made.reservation, 0, sums_of(1)))
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation + 7, 0, sums_of(1)))
+    served(chains.land_saved(other, one_way.LandSaved(made.reservation, 0, sums_of(1))))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation + 7, 0, sums_of(1))))
     assert listener.noted == []
     for first_extent, sums in (
         (0, b""),
@@ -51,17 +52,17 @@ async def test_only_extents_of_an_own_save_are_noted() -> None:
         (2, sums_of(1)),
     ):
         with pytest.raises(ProtocolError, match="extent"):
-            chains.land_saved(rig.session, one_way.LandSaved(made.reservation, first_extent, sums))
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 1, sums_of(1)))
+            served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, first_extent, sums)))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 1, sums_of(1))))
     assert listener.noted == [], "its first extent has not landed"
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1))))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1))))
     assert listener.noted == KEYS
     rig.assert_sound()
     rig.pool.drop_connection(ConnectionId(2))
     await rig.serve(chains.end_reservation(rig.session, made.reservation))
     assert listener.ended == [(len(KEYS), 0)]
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1))))
     await rig.stop()
 
 
@@ -72,7 +73,7 @@ async def test_a_chunk_whose_landed_extents_were_written_anew_is_not_stored() ->
     chains, listener = rig.pool.chains, Listener()
     chains.writers.followed.listen(listener)
     made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1))))
     sums = np.frombuffer(sums_of(2), "<u4").reshape(len(KEYS), 2).copy()
     sums[:, 0] = np.arange(len(KEYS))
     sums[2, 0] += 1
@@ -90,7 +91,7 @@ async def test_saves_begun_before_anybody_listens_are_not_noted() -> None:
     chains, listener = rig.pool.chains, Listener()
     made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
     chains.writers.followed.listen(listener)
-    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
+    served(chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1))))
     await rig.serve(chains.end_reservation(rig.session, made.reservation))
     assert (listener.noted, listener.ended) == ([], [])
     assert await rig.save(KEYS) == len(KEYS)

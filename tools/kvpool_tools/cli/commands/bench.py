@@ -17,6 +17,7 @@ from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
 from kvpool.units import parse_size
 from kvpool_tools.bench.control_turns import bench_turns
 from kvpool_tools.bench.copy import bench_copy
+from kvpool_tools.bench.counted import RATIO_MAX, bench_counts, read_counts, slower
 from kvpool_tools.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.footprint import bench_footprint, default_capacity
@@ -60,6 +61,7 @@ KINDS: dict[str, tuple[Bench, str]] = {
 }
 SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
 TURNS_TITLE = "how much of the control thread long requests take in one turn"
+COUNTS_TITLE = "instructions of an engine's requests, by callgrind"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
 PEER_TITLE = "chunks from node to node over loopback, against plain sockets with as many connections"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
@@ -146,17 +148,38 @@ def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, qu
         report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
 
 
-@bench.command(epilog=epilog("kvpoolctl bench turns", "kvpoolctl bench turns --quick --json"))
+@bench.command(epilog=epilog("kvpoolctl bench turns", "kvpoolctl bench turns --count --against counts.json"))
+@click.option("--count", is_flag=True, help="Count instructions of requests instead, by valgrind: about a minute.")
+@click.option(
+    "--against",
+    metavar="FILE",
+    help=f"With --count: fail where a request needs {RATIO_MAX} times what this earlier document (--out) has.",
+)
 @bench_options
-def turns(options: Options, quick: bool, out: str | None) -> None:
+def turns(options: Options, count: bool, against: str | None, quick: bool, out: str | None) -> None:
     """Time on the control thread of commits, a demotion of all chunks and requests about the longest chains.
 
     Runs the daemon's own classes without bytes in this process; --socket has no meaning here.
     """
     if options.socket is not None:
         fail("turns uses no daemon: leave --socket out", EXIT_USAGE)
+    if not count and against is not None:
+        fail("--against is for --count: times are not compared", EXIT_USAGE)
     with _reporting(options, "turns", out) as report:
-        report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
+        if count:
+            before = {} if against is None else read_counts(against)
+            report.measure("turns", COUNTS_TITLE, lambda advance: bench_counts(advance, before))
+            if against is not None and not before:
+                report.note_remark(f"nothing is compared: {against} is of another version of Python, or architecture")
+        else:
+            report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
+    for line in slower(report.rows):
+        click.echo(f"kvpoolctl: {line}", err=True)
+    if slower(report.rows):
+        fail(
+            f"requests need more than {RATIO_MAX} times what they did: find out why, or write the new counts down",
+            EXIT_FAILURE,
+        )
 
 
 @bench.command(epilog=epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))

@@ -107,7 +107,7 @@ def _plain(event: Event, names: NamespaceNames) -> dict[str, Any]:
         "tiers_before": [level.name.lower() for level in levels_in(event.tiers_before)],
         "priority": event.priority,
         "priority_before": event.priority_before,
-        "cause": event.cause.name.lower().replace("_", "-"),
+        "cause": _cause(event),
         "tokens": len(event.tokens) // 4,
         "adapter": event.adapter,
         "salt_tag": event.salt_tag.hex(),
@@ -130,4 +130,9 @@ def _line(event: Event, names: NamespaceNames) -> str:
         what += f"  salt {event.salt_tag.hex()[:SHOWN_DIGITS]}"
     if event.priority != event.priority_before:
         what += f"  priority {event.priority_before} -> {event.priority}"
-    return f"{what}  {event.cause.name.lower().replace('_', '-')}"
+    return f"{what}  {_cause(event)}".rstrip()
+
+
+def _cause(event: Event) -> str:
+    """Nothing where the tiers are those before: of another priority."""
+    return event.cause.name.lower().replace("_", "-") if event.tiers != event.tiers_before else ""

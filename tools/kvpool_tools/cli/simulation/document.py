@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvpool import __version__
-from kvpool_tools.cli.machine import describe_machine
+from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.cli.output import print_json
 from kvpool_tools.cli.simulation.rows import Row
 

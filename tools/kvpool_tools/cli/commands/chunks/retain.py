@@ -13,7 +13,6 @@ import click
 
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
-from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.states import PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
@@ -70,7 +69,7 @@ def retain(
         columns = [KeyColumn.of(wanted)]
         if tokens_file:
             require_model(connection, model or "")
-            layouts = [Layout.from_wire(wire) for wire in ask(lambda: connection.layouts(model or ""))]
+            layouts = [layout for name, layout in ask(connection.namespaces).values() if name == model]
             domain = connection.welcome.domain
             columns = [KeyColumn(prompt.chain(domain, model or "", layout).columns()[0]) for layout in layouts]
         counts: Counter[int] = Counter()

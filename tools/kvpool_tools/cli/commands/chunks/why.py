@@ -20,7 +20,7 @@ from kvpool.layouts.groups import FULL
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.router_events.columns import NamespaceNames, unpack_chunks
 from kvpool_tools.cli.commands.chunks.prompt import Prompt, parse_key, prompt_options
-from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 
 # Reasons for a removal or refusal, in words.
@@ -42,7 +42,7 @@ REASONS = {
 }
 
 
-@cli.command(epilog=epilog("kvpoolctl why 3f2a…", "kvpoolctl why --tokens-file prompt.json --model llama-3-8b"))
+@cli.command(epilog=epilog("kvpoolctl why 3f2a…", "kvpoolctl why --tokens-file prompt.json --model llama-3-8b@5f0b02c"))
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @prompt_options
 @click.option("--model", metavar="M", help="The model asked for (default: every model).")
@@ -68,6 +68,8 @@ def why(
     prompt = Prompt.read(tokens_file, salt, adapter)
     with options.connect() as connection:
         rows = ask(lambda: _of_keys(connection, wanted, model) if keys else _of_prompt(connection, prompt, model))
+        if not rows and model is not None:
+            require_model(connection, model)
     if options.is_json:
         print_json(rows)
     else:

@@ -9,6 +9,7 @@ def describe_machine() -> dict[str, object]:
     """Processor, cores that may be used, kernel, Python, and the current load of the machine."""
     return {
         "processor": _processor(),
+        "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -1,0 +1,205 @@
+"""The fixed script of `bench turns --count`, which valgrind runs: each request of an engine in turn, between two marks.
+
+    python -m kvpool_tools.bench.count_script MARKS SOCKET
+
+MARKS is the library of `counted.MARKS_SOURCE`: between its calls callgrind counts, and each end writes what was counted to a
+file of its own. First the daemon's side: frames into a connection of this process, with a whole pool behind it, until the
+answer is written. Then the client's, on the daemon at SOCKET, whose work is not counted. Prints the name of each counted
+request, a line each. Garbage collection is off, as in the benchmark of times.
+"""
+
+import asyncio
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import uvloop
+
+import kvpool_client as kv
+from kvpool.clock import MonotonicClock
+from kvpool.config.config import load_config
+from kvpool.errors import KVPoolError
+from kvpool.ids import ConnectionId
+from kvpool.key_column import packed_bytes
+from kvpool.layout import Layout
+from kvpool.pool.pool import Pool
+from kvpool.protocol import columns, frames
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.turns import Turns
+from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.service import VERBS, engine_handlers
+
+CHUNK = Layout(layers=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
+SHORT, LONG = 4, 512
+SHORT_ROUNDS, LONG_ROUNDS, WARM_ROUNDS = 15, 5, 3
+SEED = 3
+SETTLE_S = 0.05
+MODEL = "counted"
+
+
+class Counter:
+    """Marks the beginning and the end of what is counted."""
+
+    def __init__(self, library: str) -> None:
+        self._marks = ctypes.CDLL(library)
+
+    @contextmanager
+    def counted(self, name: str) -> Iterator[None]:
+        """What is done within is counted under this name, or not at all where it is empty."""
+        if name:
+            self._marks.begin_count()
+        yield
+        if name:
+            self._marks.end_count()
+            print(name, flush=True)
+
+
+class Answers:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """An answer."""
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        """It never does."""
+        return False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """There is no buffer."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    def resume_reading(self) -> None:
+        """Nothing is read."""
+
+
+class DaemonSide:
+    """A connection to a pool of this process."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counted = counter.counted
+        self._random = np.random.default_rng(SEED)
+        clock, chunks = MonotonicClock(), 4 * LONG
+        options = (
+            f"dram.capacity={chunks * CHUNK.chunk_bytes}B",
+            f"dram.max_chunks={chunks}",
+            "dram.prefault=false",
+            "dram.connection_quota=1.0",
+            f"events.publish=ipc://{os.getcwd()}/events",
+        )
+        self._pool = Pool(load_config(None, list(options)), clock)
+        session = self._pool.open_session(ConnectionId(1), MODEL, CHUNK)
+        self._answers, self._sequence = Answers(), 0
+        self._connection = Connection(
+            session.connection,
+            engine_handlers(self._pool, session, user=None, clock=clock),
+            clock=clock,
+            turns=Turns(clock),
+            times=RequestTimes(VERBS),
+            on_closed=lambda _: None,
+            on_protocol_error=lambda: None,
+            on_failed=lambda _: None,
+        )
+        self._connection.connection_made(self._answers)  # type: ignore[arg-type]  # as much of a transport as is used
+
+    async def run(self) -> None:
+        """Every request of an engine for a prompt, of few chunks and of many."""
+        await self._pool.start()
+        for chunks, rounds in ((SHORT, SHORT_ROUNDS), (LONG, LONG_ROUNDS)):
+            for number in range(WARM_ROUNDS + rounds):
+                await self._serve_prompt(chunks, is_counted=number >= WARM_ROUNDS)
+        problems = self._pool.verify()["problems"]
+        await self._pool.stop()
+        if problems:
+            raise KVPoolError(f"the pool is broken: {problems[0]}")
+
+    async def _serve_prompt(self, chunks: int, *, is_counted: bool) -> None:
+        """Save a new prompt, from the third one on in the place of others, and lease it."""
+        keys = self._random.bytes(packed_bytes(chunks))
+        tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32).tobytes()
+
+        async def ask(verb: str, record: object) -> list[Any]:
+            return await self._ask(f"daemon: {verb}, {chunks} chunks" if is_counted else "", record)
+
+        made = await ask("reserve", reserve_chain(b"", keys))
+        await ask("commit", m.Commit(made[0], bytes(CHUNK.extents * 4 * chunks), tokens))
+        leased = await ask("acquire", m.Acquire(keys[-packed_bytes(1) :], chunks))
+        if leased[1] != chunks:
+            raise KVPoolError(f"{leased[1]} of {chunks} chunks were leased: the counted requests prove nothing")
+        await ask("release", one_way.DropLeases(columns.pack_numbers(leased[:1])))
+
+    async def _ask(self, name: str, record: object) -> list[Any]:
+        """The fields of the answer, after which the daemon has time for what follows from the request."""
+        self._sequence += 1
+        self._answers.written.clear()
+        sent = m.encode(record, self._sequence)
+        is_answered = record.KIND not in one_way.UNANSWERED  # type: ignore[attr-defined]
+        with self._counted(name):
+            self._connection.data_received(sent)
+            while self._connection.is_waiting or (is_answered and not self._answers.written):
+                await asyncio.sleep(0)
+        await asyncio.sleep(SETTLE_S)
+        answers = b"".join(self._answers.written)
+        return frames.decode(answers[frames.LENGTH.size :])[2] if answers else []
+
+
+class ClientSide:
+    """A client of the daemon at a socket."""
+
+    def __init__(self, counter: Counter, socket: str) -> None:
+        self._counted = counter.counted
+        self._socket = socket
+        self._random = np.random.default_rng(SEED)
+
+    def run(self) -> None:
+        """Every call of an engine for a prompt, of few chunks and of many."""
+        with kv.connect(self._socket, model=MODEL, revision="1", layout=CHUNK, timeout_s=60.0) as pool:
+            for chunks, rounds in ((SHORT, SHORT_ROUNDS), (LONG, LONG_ROUNDS)):
+                tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32)
+                stored = pool.save(pool.keys(tokens), from_=np.zeros((chunks, CHUNK.chunk_bytes), np.uint8)).commit()
+                if stored is None or stored.stored != chunks:
+                    raise KVPoolError(f"the daemon stored {stored} of {chunks} chunks: the counted calls prove nothing")
+                for number in range(WARM_ROUNDS + rounds):
+                    self._call(pool, tokens, is_counted=number >= WARM_ROUNDS)
+
+    def _call(self, pool: kv.Pool, tokens: Any, *, is_counted: bool) -> None:
+        chunks = len(tokens) // CHUNK.chunk_tokens
+
+        def call(verb: str, work: Callable[[], Any]) -> Any:
+            with self._counted(f"client: {verb}, {chunks} chunks" if is_counted else ""):
+                return work()
+
+        keys = call("keys", lambda: pool.keys(tokens))
+        hit = call("lookup", lambda: pool.lookup(keys))
+        lease = call("acquire", lambda: pool.acquire(hit))
+        if lease.chunks != chunks:
+            raise KVPoolError(f"{lease.chunks} of {chunks} chunks were leased: the counted calls prove nothing")
+        call("release", lease.release)
+        pool.claim(bytes(32))  # answered when the release has been served
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run both sides."""
+    marks, socket = arguments
+    counter = Counter(marks)
+    gc.collect()
+    gc.disable()
+    uvloop.run(DaemonSide(counter).run())
+    ClientSide(counter, socket).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
