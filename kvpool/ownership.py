@@ -29,7 +29,7 @@ def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
     """
     directory = Path(socket_path).parent
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    return (fault_of_directory if is_private else fault_of_owner)(str(directory))
+    return (_fault_of_directory if is_private else fault_of_owner)(str(directory))
 
 
 def fault_of_socket_place(socket_path: str, *, is_private: bool = False) -> str:
@@ -44,7 +44,7 @@ def fault_of_socket_place(socket_path: str, *, is_private: bool = False) -> str:
         above = next(one for one in (directory, *directory.parents) if one.exists())
     except OSError as error:
         return f"{directory} cannot be looked at by {me}: {error.strerror}"
-    if above == directory and (fault := (fault_of_directory if is_private else fault_of_owner)(str(directory))):
+    if above == directory and (fault := (_fault_of_directory if is_private else fault_of_owner)(str(directory))):
         return fault
     if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         return ""
@@ -63,7 +63,7 @@ def is_served(socket_path: str) -> bool:
     return True
 
 
-def trusted_owner_of(path: str) -> int | None:
+def _trusted_owner_of(path: str) -> int | None:
     """The owner of a directory, if only that user or root can have made it; None where others could, or there is none."""
     try:
         found = os.stat(path)
@@ -77,7 +77,7 @@ def trusted_owner_of(path: str) -> int | None:
 
 def fault_of_owner(path: str) -> str:
     """Why a directory may be another user's, and what to do about it; empty where it is trusted."""
-    if trusted_owner_of(path) is not None:
+    if _trusted_owner_of(path) is not None:
         return ""
     if not os.path.isdir(path):
         return f"{path} is no directory"
@@ -89,7 +89,7 @@ def fault_of_owner(path: str) -> str:
     )
 
 
-def fault_of_directory(path: str) -> str:
+def _fault_of_directory(path: str) -> str:
     """Why users other than its owner could replace files in a directory; empty where they cannot."""
     fault = fault_of_owner(path)
     if fault:
@@ -201,7 +201,7 @@ def fault_of_daemon(path: str, uid: int) -> str:
     nobody else can have made that.
     """
     named = os.environ.get(DAEMON_UID_VARIABLE, "")
-    if uid in (ROOT_UID, os.geteuid(), trusted_owner_of(str(Path(path).parent))) or named == str(uid):
+    if uid in (ROOT_UID, os.geteuid(), _trusted_owner_of(str(Path(path).parent))) or named == str(uid):
         return ""
     return (
         f"{path} is served by uid {uid}, expected root, uid {os.geteuid()} or the owner of a directory that nobody else can "

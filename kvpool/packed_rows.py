@@ -15,7 +15,7 @@ UNUSED = "unused"
 _CODES = {1: "B", 4: "I", 8: "Q"}
 
 
-def row_type(layout: kvpool_native.RowLayout) -> "np.dtype[np.void]":
+def _row_type(layout: kvpool_native.RowLayout) -> "np.dtype[np.void]":
     """The numpy type of a row."""
     return np.dtype(
         {
@@ -40,8 +40,8 @@ def struct_of(row: "np.dtype[np.void]", first: str, last: str) -> tuple[struct.S
     return struct.Struct("<" + "".join(codes)), row.fields[first][1]
 
 
-MOVE_ROW = row_type(kvpool_native.MOVE_ROW)
-RESTORE_ROW = row_type(kvpool_native.RESTORE_ROW)
-CATALOGUE_ROW = row_type(kvpool_native.CATALOGUE_ROW)
-CHANGE_ROW = row_type(kvpool_native.CHANGE_ROW)
-DEVICE_MOVE_ROW = row_type(kvpool_native.DEVICE_MOVE_ROW)
+MOVE_ROW = _row_type(kvpool_native.MOVE_ROW)
+RESTORE_ROW = _row_type(kvpool_native.RESTORE_ROW)
+CATALOGUE_ROW = _row_type(kvpool_native.CATALOGUE_ROW)
+CHANGE_ROW = _row_type(kvpool_native.CHANGE_ROW)
+DEVICE_MOVE_ROW = _row_type(kvpool_native.DEVICE_MOVE_ROW)

@@ -93,7 +93,7 @@ def addresses_of(parsed: Mapping[str, Any]) -> list[tuple[str, ZmqAddress]]:
     return [(name, address) for name, address in named if address]
 
 
-def parse_models(value: Any) -> tuple[ModelEndpoint, ...]:
+def _parse_models(value: Any) -> tuple[ModelEndpoint, ...]:
     """`MODEL PUBLISH [REPLAY], …`. Raises InvalidArgument or ValueError."""
     entries = [entry.split() for entry in value.split(",")] if isinstance(value, str) and value.strip() else []
     models = []
@@ -116,7 +116,7 @@ EVENT_OPTIONS: dict[str, Option] = {
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.models": Option(
-        parse_models,
+        _parse_models,
         "",
         f"up to {MODELS_MAX} different models with one address or two each: MODEL PUBLISH [REPLAY], … (empty: none)",
     ),

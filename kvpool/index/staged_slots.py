@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.ids import CHECKSUM_BYTES
 from kvpool.states import SaveState
 
 # In the arena, of the slots of some chunks.

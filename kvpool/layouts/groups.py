@@ -171,10 +171,10 @@ def read_further(further: list[object]) -> tuple[list[int], str, dict[str, Any]]
         raise LayoutMismatch("layout in the handshake has stages that are no list of numbers of layers")
     if not isinstance(summaries, str) or (len(further) == 2 and not summaries):
         raise LayoutMismatch("layout in the handshake has summaries that are no name of a form")
-    return stages, summaries, read_entries(further[2]) if len(further) > 2 else {}
+    return stages, summaries, _read_entries(further[2]) if len(further) > 2 else {}
 
 
-def read_entries(entries: object) -> dict[str, Any]:
+def _read_entries(entries: object) -> dict[str, Any]:
     """The fields of a Layout that entries of its wire form have. Raises LayoutMismatch."""
     found: dict[str, Any] = {}
     last = 0

@@ -139,7 +139,7 @@ class Chains:
 
         Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
-        runs = asked_runs(session, request)
+        runs = _asked_runs(session, request)
         if self.is_stopping or self.is_drained:
             count = sum(len(run.keys) for run in runs)
             self.usage.count_declined(SaveState.STOPPING, count)
@@ -164,22 +164,23 @@ class Chains:
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
-        number, joint_saves = request.reservation, self.writers.joint_saves
+        number = request.reservation
         parts = self.writers.divide_commit(session, number, CommitColumns(request.checksums, tokens, request.scope))
         states = b""
         try:
             for part in parts:
                 states += yield from self._commit_run(session, number, part)
         finally:
-            joint_saves.publish_later()  # nothing, unless its connection ends now
+            self.writers.joint_saves.publish_later()  # nothing, unless its connection ends now
         yield from self._end(number)
         self.tiering.run()
         return m.Committed(states)
 
     def _commit_run(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
         """Publish the next chunks of a run: a state for each."""
-        states, carried, joint_saves = b"", 0, self.writers.joint_saves
+        joint_saves = self.writers.joint_saves
         most = save_chunks(is_part=part.run.is_part, is_chain=part.run.is_chain)
+        states, carried = b"", 0
         while len(states) < part.chunks:
             if states:
                 yield None
@@ -266,14 +267,12 @@ class Chains:
 _KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state in range(256)])
 
 
-def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
+def _asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     """The runs that a request wants slots for. Raises ProtocolError unless its columns fit each other and the layout."""
     runs = unpack_runs(request.runs)
-    count, behind, most = 0, 0, m.KEYS_MAX
-    for run in runs:
-        count += run.chunks
-        behind += run.form is RunForm.BEHIND
-        most = most if run.share is None else m.SHARE_KEYS_MAX
+    count = sum(run.chunks for run in runs)
+    behind = sum(run.form is RunForm.BEHIND for run in runs)
+    most = m.KEYS_MAX if all(run.share is None for run in runs) else m.SHARE_KEYS_MAX
     if count > most:
         raise ProtocolError(f"{count} chunks are named, expected 1..{most}")
     if len(request.keys) != packed_bytes(count + behind):
@@ -283,7 +282,8 @@ def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
         )
     if request.priorities or request.durations:
         columns.check_retention(request.priorities, request.durations, count)
-    keys, found, at = KeyColumn(request.keys), [], 0
+    keys = KeyColumn(request.keys)
+    found, at = [], 0
     for run in runs:
         of_group = session.of_group(run.group)
         if not of_group.layout.is_chained and run.form is not RunForm.ALONE:

@@ -60,7 +60,8 @@ class DeclinedSaves:
 
     def problems(self) -> list[str]:
         """A line for each such user. Any thread."""
-        now_ns, found = self._clock.now_ns(), []
+        now_ns = self._clock.now_ns()
+        found = []
         for user, declined in tuple(self._users.items()):
             lasted_s = (declined.last_ns - declined.first_ns) / NS_PER_S
             if lasted_s >= SHOWN_AFTER_S and now_ns - declined.last_ns <= FORGOTTEN_AFTER_S * NS_PER_S:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.remote.test_two_daemons import CHUNKS, load, two_daemons
 from tests.rigs.daemon import SMALL, wait_until
+from tests.rigs.nodes.two_daemons import CHUNKS, load, two_daemons
 from tests.rigs.payload import assert_right_bytes, store, tokens_of
 
 POINT = "daemon.pull.before_read"

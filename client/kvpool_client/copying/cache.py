@@ -58,7 +58,7 @@ class Cache:
         self.geometry: PagedGeometry = describe_layers(
             self._layers, own, block_tokens, form, has_head_groups=layout.head_groups > 1
         )
-        self.view = paged_view(self.geometry, self._layers)
+        self.view = _paged_view(self.geometry, self._layers)
         # Of tensors that can be given other memory: their storage, which is kept, and where it was.
         self._storages = [layer.untyped_storage() for layer in self._layers if hasattr(layer, "untyped_storage")]
         self._places = [
@@ -148,7 +148,7 @@ class Cache:
         return ids
 
 
-def paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheView:
+def _paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheView:
     """The native view of paged KV; it keeps `owner`, the arrays, alive."""
     return kvpool_native.CacheView(
         bases=list(geometry.addresses),

@@ -247,7 +247,7 @@ class Save:
             return self.wait()
         if self._thread is None:
             self._announce_all()
-            self._thread = None if wait else started_commit(self._publish)
+            self._thread = None if wait else _started_commit(self._publish)
             if self._thread is None:
                 self._publish()
         return self.wait() if wait or self._thread is None else None
@@ -450,7 +450,7 @@ class Save:
         return SaveResult.joined(results) if self._reserved.has_groups else results[0]
 
 
-def started_commit(publish: Callable[[], None]) -> threading.Thread | None:
+def _started_commit(publish: Callable[[], None]) -> threading.Thread | None:
     """The thread that publishes a save in the background; None where this process may have no further thread."""
     thread = threading.Thread(target=publish, name="kvpool-commit", daemon=True)
     try:

@@ -44,7 +44,7 @@ ORPHANS_MAX = 1 << 16
 MakeEvent = Callable[[str, Mapping[str, object]], object]
 
 
-def maker_of(events: object, group: int | None = None) -> MakeEvent:
+def _maker_of(events: object, group: int | None = None) -> MakeEvent:
     """What builds the events of vLLM's module of them, with the fields that this release has. `group`: the number of vLLM's KV
     cache group whose chunks they are, in an engine that has several."""
     of_group = {} if group is None else {"group_idx": group}
@@ -220,5 +220,5 @@ def feed_of(
     from vllm.distributed import kv_events  # the engine that asks for it
 
     part = geometry.event_part
-    make = maker_of(kv_events, part.table if geometry.layout.groups else None)
+    make = _maker_of(kv_events, part.table if geometry.layout.groups else None)
     return EventFeed(connect(geometry.layout), make, part.block_tokens, guard)

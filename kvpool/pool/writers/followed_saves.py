@@ -116,7 +116,7 @@ class FollowedSaves:
         save = self._saves.get(run.holders[0])
         if save is None or landing <= 0 or not checksums:
             return
-        shown, row = first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
+        shown, row = _first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
         at = 0
         for holder, start, count in run.slices(chunks.start, chunks.stop):
             of_holder = shown[at * row : (at + count) * row]
@@ -187,7 +187,7 @@ class FollowedSaves:
         return [f"followed saves: {len(unknown)} of no reservation"] if unknown else []
 
 
-def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
+def _first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     """Of checksums [chunk][extent] with so many columns, the first `wanted`."""
     if wanted == columns:
         return checksums

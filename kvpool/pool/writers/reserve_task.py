@@ -98,7 +98,7 @@ class ReserveTask:
         answered = len(made.states)
         if self._wanted.priorities and answered:
             wanted = self._wanted.part(self.chunks, self.chunks + answered)
-            states = states_for_retention(bytes(made.states), bytes(made.generations))
+            states = _states_for_retention(bytes(made.states), bytes(made.generations))
             self.retained += self._retention.of_save(
                 run.session.own, run.keys[first : first + answered], states, wanted, now_ns=now_ns
             )
@@ -119,7 +119,7 @@ class ReserveTask:
             run.place.give_up(now_ns)
 
 
-def states_for_retention(states: bytes, generations: bytes) -> bytes:
+def _states_for_retention(states: bytes, generations: bytes) -> bytes:
     """The same states; PRESENT for chunks that are not this save's to write and have a slot."""
     found = np.frombuffer(states, np.uint8).copy()
     # Pending with a slot: on its way here from another tier, or another one's part of a chunk is being written.

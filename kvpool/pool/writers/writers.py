@@ -130,7 +130,8 @@ class Writers:
         return ReserveTask(self._directory, self._retention, task_runs, wanted)
 
     def _place_of(self, run: AskedRun) -> Place:
-        own, holder, is_chain = run.session.own, run.session.connection, run.form is not RunForm.ALONE
+        own, holder = run.session.own, run.session.connection
+        is_chain = run.form is not RunForm.ALONE
         if run.share is not None:
             part = self.joint_saves.begin_part(run.session, run.share)
             return PartPlace(self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part)
@@ -267,7 +268,8 @@ class Writers:
         reservation = self._find(session, reservation_id, now_ns)
         if reservation is None or reservation.is_expired:
             return None
-        run, chunks, numbers = _run_of(reservation, number), extents.chunks, extents.numbers
+        run = _run_of(reservation, number)
+        chunks, numbers = extents.chunks, extents.numbers
         if not run.committed <= chunks.start < chunks.stop <= run.chunks:
             raise ProtocolError(
                 f"copy of chunks {chunks.start}..{chunks.stop - 1}, "

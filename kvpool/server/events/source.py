@@ -24,7 +24,8 @@ HEADERS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NamedEvents:
-    """Events, and the namespaces that they name. `models`: all, where one of the `opened` is new since the last read."""
+    """Events, and the namespaces that they name. `opened`: how many namespaces were opened so far; `models`: those of all of
+    them, where that has risen since the last read."""
 
     slice: EventSlice
     namespaces: NamespaceNames

@@ -56,7 +56,7 @@ class RequestTimes:
     def verbs(self) -> dict[str, VerbTimes]:
         """The times added so far, by verb; a copy."""
         return {
-            verb_name(record): VerbTimes(
+            _verb_name(record): VerbTimes(
                 tuple(self._counts[record.KIND]),
                 self._sums_ns[record.KIND],
                 self._refused[record.KIND],
@@ -66,6 +66,6 @@ class RequestTimes:
         }
 
 
-def verb_name(record: type[Any]) -> str:
+def _verb_name(record: type[Any]) -> str:
     """`issue_ticket` for `IssueTicket`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()

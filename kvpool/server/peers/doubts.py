@@ -58,7 +58,7 @@ class Doubts:
     async def _compare(self, connection: PullerConnection, session: EngineSession, wrong: r.Wrong) -> None:
         keys, has_parent = KeyColumn(wrong.parent + wrong.key), bool(wrong.parent)
         try:
-            leased = await taken_in_parts(self._pool.chains.acquire_for_peer(session, keys, int(has_parent)))
+            leased = await _taken_in_parts(self._pool.chains.acquire_for_peer(session, keys, int(has_parent)))
             if leased.lease:
                 self.compared += 1
                 await self._pool.leases.check_reported(session, m.ReportCorrupt(leased.lease, 0))
@@ -73,7 +73,7 @@ class Doubts:
             self._connections.drop_where_over(connection.number)
 
 
-async def taken_in_parts(parts: Parts[m.Leased]) -> m.Leased:
+async def _taken_in_parts(parts: Parts[m.Leased]) -> m.Leased:
     """The answer to a request that is served in parts; other work goes on between them."""
     while True:
         try:

@@ -76,7 +76,7 @@ class OpenDevice:
         """What operators may want to know."""
         return {
             "hbm_device": self._device.name,
-            "hbm_uuid": format_uuid(self._device.uuid),
+            "hbm_uuid": _format_uuid(self._device.uuid),
             "hbm_driver_version": self._device.driver_version,
             "hbm_copy_method": self._device.copy_method,
         }
@@ -87,7 +87,7 @@ class OpenDevice:
         return self._mover.stop(timeout_s)
 
 
-def format_uuid(uuid: bytes) -> str:
+def _format_uuid(uuid: bytes) -> str:
     """A UUID as nvidia-smi -L prints it."""
     digits = uuid.hex()
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
@@ -108,6 +108,6 @@ def _find_device(config: HbmConfig) -> "kvpool_native.Device":
             continue
         if device.uuid == config.uuid:
             return device
-        seen.append(format_uuid(device.uuid))
+        seen.append(_format_uuid(device.uuid))
     found = ", ".join(seen) or "no device"
     raise DeviceUnavailable(f"the driver has no such device, but {found}: see nvidia-smi -L and CUDA_VISIBLE_DEVICES")

@@ -23,13 +23,13 @@ class SsdUnavailable(KVPoolError):
 
 
 def check_directory(path: Path, *, is_made: bool) -> str:
-    """What `examine_directory` returns or raises. `is_made`: make the directory if it does not exist."""
+    """What `_examine_directory` returns or raises. `is_made`: make the directory if it does not exist."""
     if is_made and not path.is_symlink():
         path.mkdir(mode=RIGHTS, parents=True, exist_ok=True)
-    return examine_directory(path)
+    return _examine_directory(path)
 
 
-def examine_directory(path: Path, *, is_made: bool = False) -> str:
+def _examine_directory(path: Path, *, is_made: bool = False) -> str:
     """Check that the tier may use a directory. `is_made`: it would be made. Raises SsdUnavailable or OSError.
 
     A symbolic link stands for its target, unless another user has made it. Returns a warning where the directory is on the
@@ -57,7 +57,7 @@ def examine_directory(path: Path, *, is_made: bool = False) -> str:
 def examine_place(path: Path, *, is_made: bool) -> str:
     """A line where a tier at `path` could not be opened now, or would have a warning; empty for neither."""
     try:
-        return examine_directory(path, is_made=is_made)
+        return _examine_directory(path, is_made=is_made)
     except (SsdUnavailable, OSError) as error:
         return f"ssd.path {path} cannot be opened: {error}"
 
@@ -78,7 +78,7 @@ def _check_link(path: Path, user: int) -> str:
             f"it is a symbolic link to {leads_to}, which is not there: mount its disk, or make it ({_making(leads_to, user)})"
         )
     try:
-        return examine_directory(leads_to)
+        return _examine_directory(leads_to)
     except SsdUnavailable as error:
         raise SsdUnavailable(f"it is a symbolic link to {leads_to}: {error}") from error
 

@@ -8,6 +8,7 @@ import logging
 import shutil
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,18 +102,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         files.sync()
         floors.write()
 
-    try:
-        catalogue = Catalogue(
-            catalogue_path,
-            plan.catalogue_bytes,
-            identity,
-            sync_data=sync_data,
-            generations_end=generation + catalogue_open.GENERATIONS_OF_A_LIFE,
-        )
-    except catalogue_open.DAMAGE as error:
-        log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
-        catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
-        raise  # the next attempt finds none
+    catalogue = _open_catalogue(plan, catalogue_path, identity, last_generation=generation, sync_data=sync_data)
     try:
         if is_rebuilt or is_outgrown:
             catalogue.fill(rows)
@@ -135,6 +125,24 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         epoch=identity.epoch,
         disk_warning=warning,
     )
+
+
+def _open_catalogue(
+    plan: SsdPlan, path: Path, identity: Identity, *, last_generation: int, sync_data: Callable[[], None]
+) -> Catalogue:
+    """The catalogue, made where there is none. One that is damaged is set aside: the next attempt finds none."""
+    try:
+        return Catalogue(
+            path,
+            plan.catalogue_bytes,
+            identity,
+            sync_data=sync_data,
+            generations_end=last_generation + catalogue_open.GENERATIONS_OF_A_LIFE,
+        )
+    except catalogue_open.DAMAGE as error:
+        log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", path, error)
+        catalogue_open.set_aside(path, plan.catalogue_bytes)
+        raise
 
 
 def _look(

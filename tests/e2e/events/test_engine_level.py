@@ -9,10 +9,10 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.router_events.columns import unpack_chunks
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, Start, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events, router_of
 from tests.rigs.events.router import Router
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.nodes.two_nodes import assert_converged
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")

@@ -9,10 +9,10 @@ import pytest
 
 from kvpool.keys import salt_tag
 from kvpool_client.connection.promise_line import PromiseLine, Question
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.events.publishing import CHUNK, connected, local_events, router_of
 from tests.rigs.events.router import Router
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import load_all, store, tokens_of
 from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon

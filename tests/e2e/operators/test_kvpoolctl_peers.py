@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.remote.test_two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.kvpoolctl import ctl
 from tests.rigs.metrics import samples_of
+from tests.rigs.nodes.two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.ports import free_port
 

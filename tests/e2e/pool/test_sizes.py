@@ -13,9 +13,9 @@ import kvpool_client as kv
 from kvpool.layouts.groups import GROUPS_MAX
 from kvpool.states import Level
 from tests.e2e.pool.conftest import Shared
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, wait_until
 from tests.rigs.layouts import CHUNK, DIVIDED, HEADS, LATENT, Case, over, shares_of
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.prompts import CHUNKS, Ranks, assert_served, prompt, store
 from tests.rigs.rank_memory import FORMS, RankEngine
 

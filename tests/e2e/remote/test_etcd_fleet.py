@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from tests.e2e.remote.test_two_daemons import load
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.nodes.two_daemons import load
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd
 from tests.rigs.runs.ports import free_port

@@ -7,8 +7,8 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.states import Level
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, WRITE_MODES, wait_until
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHUNKS = 12

@@ -11,9 +11,9 @@ import pytest
 import kvpool_client as kv
 from kvpool.states import Level
 from kvpool_client.verbs.store_search import ELSEWHERE_MAX
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.layouts import CASES, CHUNK, Case, over
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.prompts import Ranks, assert_loads, assert_served, flip, load, prompt, store
 
 CHUNKS = 10

@@ -12,9 +12,9 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.records import seeking as sk
 from kvpool.states import Level
-from tests.e2e.remote.test_two_daemons import options_of
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
+from tests.rigs.nodes.two_daemons import options_of
 from tests.rigs.payload import tokens_of
 from tests.rigs.prompts import assert_hit_served, assert_loads, assert_served, key_of, load, prompt, store
 from tests.rigs.runs.ports import free_port

@@ -19,8 +19,8 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.transfer.near.owners import NearFailed, map_owner
 from tests.e2e.remote.test_followed_saves import announce_all_but_the_last
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.impostor import Impostor, peer_hello
 

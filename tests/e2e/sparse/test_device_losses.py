@@ -16,8 +16,8 @@ from kvpool_sparse.device.slot_table import Numbers
 from kvpool_sparse.device.staging_area import StagingArea
 from kvpool_sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
-from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 from tests.rigs.daemon import Daemon, Start, wait_until
+from tests.rigs.sparse_text import EVERYTHING, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 
 __all__ = ["device", "pool"]  # fixtures
 

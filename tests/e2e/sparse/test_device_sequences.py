@@ -19,8 +19,8 @@ from kvpool_sparse.device import DeviceSequence
 from kvpool_sparse.device.prefetch import THREAD_NAME
 from kvpool_sparse.results import Floats
 from tests.e2e.sparse.test_reports import measured, wait_for
-from tests.e2e.sparse.test_sequences import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 from tests.rigs.daemon import Daemon
+from tests.rigs.sparse_text import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 
 __all__ = ["measured"]  # fixtures
 

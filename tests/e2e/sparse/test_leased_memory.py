@@ -9,8 +9,8 @@ import pytest
 
 import kvpool_client as kv
 from kvpool_client.copying.leased_memory import LeasedMemory
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import bytes_at, chunk_bytes_of, payload_of, store, tokens_of
 
 CHUNKS = 12

@@ -9,9 +9,9 @@ from kvpool.protocol.records import messages as m
 from kvpool.usage import MASS_UNIT, SPARSE_COUNTS, SparseUsage
 from kvpool_sparse import SequenceLost, SparseSequence
 from kvpool_sparse.tally import Tally
-from tests.e2e.sparse.test_sequences import CONFIG, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.metrics import METERED, samples_of
+from tests.rigs.sparse_text import CONFIG, LAYOUT, Text, end_connection_of, lose_lease, sequence_of
 
 TOKENS = 900
 

@@ -9,18 +9,10 @@ import pytest
 import kvpool_client as kv
 from kvpool_sparse import SequenceLost, SparseConfig, SparseSequence
 from kvpool_sparse.pages import Page
-from tests.e2e.sparse.test_sequences import (
-    CONFIG,
-    EVERYTHING,
-    LAYOUT,
-    Text,
-    due_chunks,
-    lose_lease,
-    pool,
-    sequence_of,
-)
+from tests.e2e.sparse.test_sequences import pool
 from tests.rigs.daemon import Daemon, Start, wait_until
 from tests.rigs.payload import tokens_of
+from tests.rigs.sparse_text import CONFIG, EVERYTHING, LAYOUT, Text, due_chunks, lose_lease, sequence_of
 
 __all__ = ["pool"]  # fixtures
 

@@ -11,9 +11,9 @@ import pytest
 import kvpool_client as kv
 from kvpool.states import Level
 from kvpool_client.copying.leased_memory import LeasedMemory
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import WRITE_MODES, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import Bytes, bytes_at, tokens_of
 
 # A chunk's summaries fill more than one extent, and not the whole of the last.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ssd.test_ssd_tier import DRAM_CHUNKS, fill
 from tests.rigs.daemon import SMALL, Daemon, Start
+from tests.rigs.tiered_chains import DRAM_CHUNKS, fill
 
 # Chains of CHAIN chunks: more than DRAM has room for.
 STORED = 5

@@ -7,9 +7,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.e2e.ssd.test_ssd_tier import load_right
 from tests.rigs.daemon import Start, wait_until
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.tiered_chains import load_right
 
 
 def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Start, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import kvpool_native
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from tests.e2e.ssd.conftest import STORED
-from tests.e2e.ssd.test_ssd_tier import CHAIN, chains, load_right, store_whole
 from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.tiered_chains import CHAIN, chains, load_right, store_whole
 
 PAGE_BYTES = 4096
 

@@ -14,11 +14,9 @@ from kvpool.pool.chains import ROOM_WAIT_S
 from kvpool.states import Level
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.kvpoolctl import ctl, ctl_json
-from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+from tests.rigs.payload import store, tokens_of
+from tests.rigs.tiered_chains import CHAIN, CHUNK_TOKENS, DRAM_CHUNKS, chains, fill, load_right, store_whole
 
-CHUNK_TOKENS = SMALL.chunk_tokens
-DRAM_CHUNKS = 24
-CHAIN = 8
 # Of 96 KiB: about 140 of them are 16 MiB on disk, which is the smallest tier.
 WIDE = kv.Layout(layers=3, kv_heads=2, head_dim=128, dtype="float16", chunk_tokens=CHUNK_TOKENS)
 # Chains, twice what DRAM has room for.
@@ -29,29 +27,6 @@ STORED = 6
 def tiered(start_tiered: Start) -> Daemon:
     """A daemon with little DRAM over an SSD tier of 64 MiB."""
     return start_tiered(dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__checkpoint_interval="100ms")
-
-
-def chains(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
-    return [pool.keys(tokens_of(100 + number, CHAIN * CHUNK_TOKENS)) for number in range(count)]
-
-
-def store_whole(pool: kv.Pool, keys: kv.KeyChain) -> None:
-    """Stores all of a chain, though it be declined while DRAM is full of what a slow disk has not taken yet."""
-    wait_until(lambda: store(pool, keys).declined == 0, "there is room")
-
-
-def fill(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
-    """Stores several times what DRAM has room for."""
-    stored = chains(pool, count)
-    for keys in stored:
-        store_whole(pool, keys)
-    return stored
-
-
-def load_right(pool: kv.Pool, keys: kv.KeyChain) -> kv.LoadResult:
-    result, into = load_all(pool, keys)
-    assert_right_bytes(keys, pool.layout, result, into)
-    return result
 
 
 @in_both_write_modes

@@ -80,17 +80,13 @@ def test_leaves_of_all_groups_together_stand_for_as_many_chunks_as_one_answer_ma
     assert_never_internal(daemon)
 
 
-def _hashed(first: int, count: int) -> bytes:
-    return keys_of(first, count)
-
-
 def _descending(first: int, count: int) -> bytes:
     """Keys that a liar chose so that the index has them in one long run of neighbours, the last one in front."""
     return b"".join(struct.pack("<4Q", 70_000 - number, number, 1, 1) for number in range(first, first + count))
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("keys_between", [_hashed, _descending], ids=lambda keys: keys.__name__[1:])
+@pytest.mark.parametrize("keys_between", [keys_of, _descending], ids=["hashed", "descending"])
 def test_dropping_a_long_chain_does_not_delay_the_daemon(
     start_daemon: Callable[..., Daemon], keys_between: Callable[[int, int], bytes]
 ) -> None:

@@ -82,6 +82,9 @@ def engine_stream(ordinal: int = 0) -> Iterator[EngineStream]:
         assert library.cuDevicePrimaryCtxRelease_v2(ordinal) == 0
 
 
+BLOCK_TOKENS = 16
+
+
 class DeviceKv:
     """Paged KV of one engine, zeroed. `arrays` are what it registers."""
 
@@ -92,17 +95,16 @@ class DeviceKv:
         blocks: int,
         *,
         ordinal: int = 0,
-        block_tokens: int = 16,
         stream: EngineStream | None = None,
     ) -> None:
         """`form`: as `register` has it, or mla: one plane."""
         self.form, self.layout = form, layout
         token = layout.kv_heads * layout.head_dim
         self.shape: tuple[int, ...] = {
-            "kv_first": (2, blocks, block_tokens, token),
-            "block_first": (blocks, 2, block_tokens, token),
-            "packed": (blocks, layout.planes * block_tokens * token),
-            "mla": (blocks, block_tokens, token),
+            "kv_first": (2, blocks, BLOCK_TOKENS, token),
+            "block_first": (blocks, 2, BLOCK_TOKENS, token),
+            "packed": (blocks, layout.planes * BLOCK_TOKENS * token),
+            "mla": (blocks, BLOCK_TOKENS, token),
         }[form]
         handle = stream.handle if stream is not None else None
         zeros = np.zeros(self.shape, np.uint16)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,10 +21,11 @@ from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Order, Region
+from tests.rigs.native_directory import EXTENTS
+from tests.rigs.nodes import peers
 from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PATIENCE, PROTOCOL
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.native.test_directory import EXTENTS
-from tests.unit.transfer.test_streams import EXTENT_BYTES, LONG_S, Node
+from tests.rigs.transfer.stream_node import EXTENT_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
@@ -34,12 +34,9 @@ PULL = 7
 CHUNKS = 5
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
-    """Until the condition holds; fails with `what` after the time."""
-    deadline = time.monotonic() + timeout_s * PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        await asyncio.sleep(0.005)
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Until the condition holds, as long as it takes with this protocol."""
+    await peers.until(condition, what, 180.0 * PATIENCE)
 
 
 @dataclass

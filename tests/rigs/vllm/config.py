@@ -15,10 +15,10 @@ def stage_spans(stages: Sequence[int]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(stages, initial=0)))
 
 
-def caches_of(blocks: int, replicas: int = 1, spec: Any = None, *, layers: Sequence[int] = range(LAYERS)) -> Any:
+def caches_of(*, replicas: int = 1, spec: Any = None, layers: Sequence[int] = range(LAYERS)) -> Any:
     """vLLM's KVCacheConfig, with these layers."""
     group = SimpleNamespace(layer_names=[NAMES[layer] for layer in layers], kv_cache_spec=spec or FullAttentionSpec())
-    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group], kv_tp_replicas=replicas)
+    return SimpleNamespace(num_blocks=8, kv_cache_groups=[group], kv_tp_replicas=replicas)
 
 
 def config_of(

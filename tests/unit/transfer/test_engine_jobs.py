@@ -15,10 +15,10 @@ from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import Half, ReadEnd
 from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
+from tests.rigs.native_directory import EXTENTS
 from tests.rigs.transfer.engine_pair import CHUNKS, Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.native.test_directory import EXTENTS
-from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
+from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.vllm.model import STATE
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt
 

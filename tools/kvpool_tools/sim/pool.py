@@ -63,7 +63,7 @@ class SimulatedArena:
     max_chunks: int
 
 
-def no_links(_side: ArenaSide) -> list[LowerLink]:
+def _no_links(_side: ArenaSide) -> list[LowerLink]:
     """Links of a pool without lower tiers."""
     return []
 
@@ -77,7 +77,7 @@ class SimulatedPool:
         geometry: kvpool_native.DirectoryGeometry,
         *,
         policy: str,
-        make_links: Callable[[ArenaSide], list[LowerLink]] = no_links,
+        make_links: Callable[[ArenaSide], list[LowerLink]] = _no_links,
     ) -> None:
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self.clock = VirtualClock()

@@ -35,14 +35,14 @@ Result = Outcome | Bounds
 
 
 def read_work(line: bytes) -> Work:
-    """The piece of work of a line that `write_work` made."""
+    """The piece of work of a line that `_write_work` made."""
     asked = json.loads(line)
     if isinstance(asked, int):
         return asked
     return GroupedCell.parse(asked) if "window_blocks" in asked else Cell(**asked)
 
 
-def write_work(work: Work) -> bytes:
+def _write_work(work: Work) -> bytes:
     """A line of JSON for another process."""
     return json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n"
 
@@ -141,7 +141,7 @@ class _Child:
         """Have it do a piece of work. Raises KVPoolError when it has ended."""
         self.asked = work
         try:
-            self._input.write(write_work(work))
+            self._input.write(_write_work(work))
             self._input.flush()
         except BrokenPipeError as error:
             raise self._ended() from error

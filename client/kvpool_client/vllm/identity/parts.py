@@ -231,7 +231,7 @@ def _block_bytes_of(caches: CacheConfig) -> dict[str, int]:
 
 def _kinds_in(table: int, group: CacheGroup, pages: Mapping[str, int]) -> Iterator[KindOfLayers]:
     """The kinds in one of vLLM's groups, by the first layer of each."""
-    first = first_spec(group)
+    first = _first_spec(group)
     if len({pages.get(name) for name in group.layer_names}) > 1 and all(name in pages for name in group.layer_names):
         sizes = dict.fromkeys(pages[name] for name in group.layer_names)
         for size in sizes:
@@ -246,7 +246,7 @@ def _kinds_in(table: int, group: CacheGroup, pages: Mapping[str, int]) -> Iterat
         yield KindOfLayers(table, spec, tuple(layers), spec.page_size_bytes, is_seen=len(kinds) == 1)
 
 
-def first_spec(group: CacheGroup) -> CacheSpec:
+def _first_spec(group: CacheGroup) -> CacheSpec:
     """The spec of a group's first layer, which is all that the scheduler is shown."""
     by_layer: Mapping[str, CacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
     return next(iter(by_layer.values()), group.kv_cache_spec)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 OVERLAP = "vllm.v1.worker.ubatching"
 
 
-def is_split_now() -> bool:
+def _is_split_now() -> bool:
     """Whether the forward pass under way runs in micro-batches. Reads vLLM's module where it is loaded."""
     ask: Callable[[], object] | None = getattr(sys.modules.get(OVERLAP), "dbo_enabled", None)
     return ask is not None and bool(ask())
@@ -21,7 +21,7 @@ def is_split_now() -> bool:
 class MicroBatches:
     """The layers that every micro-batch of a step has written. `count`: micro-batches of a split step."""
 
-    def __init__(self, count: int, is_split: Callable[[], bool] = is_split_now) -> None:
+    def __init__(self, count: int, is_split: Callable[[], bool] = _is_split_now) -> None:
         self._count = count
         self._is_split = is_split
         self._written: Counter[str] = Counter()

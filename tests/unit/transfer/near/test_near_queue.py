@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kvpool_native import Mapping, NearMemory, NearQueue, crc32c
-from tests.unit.native.test_directory import EXTENTS
-from tests.unit.transfer.test_streams import DONE, EXTENT_BYTES, LONG_S, Node, collected, payload
+from tests.rigs.native_directory import EXTENTS
+from tests.rigs.transfer.stream_node import DONE, EXTENT_BYTES, LONG_S, Node, collected, payload
 
 CHUNKS = 5
 

@@ -17,10 +17,10 @@ from kvpool.transfer.near.owners import NearFailed
 from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Ending, Order, Region
 from tests.rigs.clock import HandClock
+from tests.rigs.native_directory import EXTENTS
 from tests.rigs.nodes.peers import until
-from tests.unit.native.test_directory import EXTENTS
+from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 from tests.unit.transfer.near.test_near_queue import CHUNKS, Pair, checks, with_word
-from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
 
 HOST = b"h" * 16
 

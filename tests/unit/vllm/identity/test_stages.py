@@ -171,11 +171,11 @@ def test_blocks_are_held_until_every_stage_has_saved_them(start: StartEngine) ->
 
 
 def test_a_single_stage_has_unchanged_names_and_keys() -> None:
-    layout = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form").layout
+    layout = geometry_of(config_of("/x"), caches_of(), 2 * BLOCK, lambda _spec, _heads: "form").layout
     assert layout.stages == ()
     assert len(layout.to_wire()) == 10
     spread = geometry_of(
-        config_of("/x", stages=STAGES), caches_of(8, layers=range(2)), 2 * BLOCK, lambda _spec, _heads: "form"
+        config_of("/x", stages=STAGES), caches_of(layers=range(2)), 2 * BLOCK, lambda _spec, _heads: "form"
     )
     assert (spread.layout.layers, spread.layout.world, spread.layout.stages) == (2, 2, STAGES)
     assert [spread.shard(rank).layers for rank in range(4)] == [2, 1, 2, 1], "data-parallel ranks count on"
@@ -219,7 +219,7 @@ def test_stages_that_cannot_be_distinguished_are_refused_with_a_remedy(
     config = config_of("/x", stages=STAGES)
     change(config)
     with pytest.raises(kv.LayoutMismatch, match=f"{message}.*without --pipeline-parallel-size"):
-        geometry_of(config, caches_of(8, spec=spec, layers=layers), 2 * BLOCK, lambda _spec, _heads: "form")
+        geometry_of(config, caches_of(spec=spec, layers=layers), 2 * BLOCK, lambda _spec, _heads: "form")
 
 
 def test_a_stage_that_cannot_be_served_is_logged_and_no_hit_fails_for_it_twice(

@@ -209,7 +209,7 @@ def test_events_need_the_option_and_vllms_own(start: StartEngine, daemon: Daemon
     connector = type(start().scheduler)
     config = config_of(daemon.socket, kvpool__events=is_on)
     config.kv_events_config.enable_kv_cache_events = not is_on
-    scheduler = connector(config, KVConnectorRole.SCHEDULER, caches_of(8))
+    scheduler = connector(config, KVConnectorRole.SCHEDULER, caches_of())
     assert scheduler._scheduler._feed is None
     assert list(scheduler.take_events()) == []
     scheduler.shutdown()

@@ -84,7 +84,7 @@ def shape(caches: Any = None, **config: Any) -> Any:
     made = config_of("/x", ranks=config.pop("ranks", 1))
     for name, value in config.items():
         setattr(made.parallel_config if "parallel" in name else made.cache_config, name, value)
-    return geometry_of(made, caches or caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form")
+    return geometry_of(made, caches or caches_of(), 2 * BLOCK, lambda _spec, _heads: "form")
 
 
 def test_scheduler_and_workers_see_one_layout() -> None:
@@ -97,22 +97,22 @@ def test_scheduler_and_workers_see_one_layout() -> None:
 
 
 def test_replicated_kv_has_one_shard() -> None:
-    latent = caches_of(8, replicas=0, spec=MLAAttentionSpec())
+    latent = caches_of(replicas=0, spec=MLAAttentionSpec())
     geometry = shape(latent, ranks=4)
     assert (geometry.ranks.replicas, geometry.layout.world) == (4, 1)
     assert {geometry.shard(rank).rank for rank in range(4)} == {0}
-    grouped = shape(caches_of(8, replicas=2), ranks=4)
+    grouped = shape(caches_of(replicas=2), ranks=4)
     assert [grouped.shard(rank).rank for rank in range(4)] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("device", "chunked"), [("cpu", True), ("cuda", False), ("cuda", True)])
 def test_latents_are_refused_where_the_engine_would_not_attend_to_them_alone(device: str, chunked: bool) -> None:
-    config, latent = config_of("/x"), caches_of(8, replicas=0, spec=MLAAttentionSpec())
+    config, latent = config_of("/x"), caches_of(replicas=0, spec=MLAAttentionSpec())
     config.device_config = SimpleNamespace(device_type=device)
     config.scheduler_config = SimpleNamespace(enable_chunked_prefill=chunked)
     assert geometry_of(config, latent, 2 * BLOCK, lambda _spec, _heads: "form").ranks.replicas == 1
     config.device_config.device_type, config.scheduler_config.enable_chunked_prefill = "cpu", False
-    assert geometry_of(config, caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form").ranks.replicas == 1
+    assert geometry_of(config, caches_of(), 2 * BLOCK, lambda _spec, _heads: "form").ranks.replicas == 1
     with pytest.raises(kv.LayoutMismatch, match="without prefix caching on this processor"):
         geometry_of(config, latent, 2 * BLOCK, lambda _spec, _heads: "form")
 
@@ -123,7 +123,7 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
     assert geometry.layout.format != other.layout.format
     assert geometry.layout.fingerprint is not None
     assert (
-        geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "amx").layout.format
+        geometry_of(config_of("/x"), caches_of(), 2 * BLOCK, lambda _spec, _heads: "amx").layout.format
         != geometry.layout.format
     )
 
@@ -131,7 +131,7 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
 @pytest.mark.parametrize(
     ("caches", "config", "message"),
     [
-        (caches_of(8, spec=CrossAttentionSpec()), {}, "CrossAttentionSpec"),
+        (caches_of(spec=CrossAttentionSpec()), {}, "CrossAttentionSpec"),
         (SimpleNamespace(num_blocks=8, kv_cache_groups=[]), {}, "no KV cache"),
         (None, {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
         (None, {"calculate_kv_scales": True}, "KV scales"),
@@ -174,7 +174,7 @@ def test_tensors_of_another_shape_are_refused(tensor: Any) -> None:
 
 
 def test_heads_that_are_together_in_a_token_are_refused_where_sizes_share() -> None:
-    geometry = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form", head_groups=2)
+    geometry = geometry_of(config_of("/x"), caches_of(), 2 * BLOCK, lambda _spec, _heads: "form", head_groups=2)
     apart: Any = torch.zeros((8, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
     views: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, apart))
     assert views[0].shape == (8, HEADS, BLOCK * WIDTH)

@@ -35,7 +35,7 @@ def on(part: str, **values: Any) -> Callable[[Any, Any], None]:
 
 def with_spec(spec: Any) -> Callable[[Any, Any], None]:
     """Give all layers a spec."""
-    return lambda _config, caches: vars(caches).update(kv_cache_groups=caches_of(8, spec=spec).kv_cache_groups)
+    return lambda _config, caches: vars(caches).update(kv_cache_groups=caches_of(spec=spec).kv_cache_groups)
 
 
 def latent_on_a_plain_processor(config: Any, caches: Any) -> None:
@@ -53,7 +53,7 @@ def with_a_draft_beside_the_last_stage(config: Any, _caches: Any) -> None:
 def with_two_groups_in_stages(config: Any, caches: Any) -> None:
     vars(config.parallel_config).update(pipeline_parallel_size=2)
     config.model_config.get_layers_start_end_indices = lambda parallel: (2 * parallel.rank, 2 + 2 * parallel.rank)
-    groups = [caches_of(8, layers=[layer]).kv_cache_groups[0] for layer in (0, 1)]
+    groups = [caches_of(layers=[layer]).kv_cache_groups[0] for layer in (0, 1)]
     vars(caches).update(kv_cache_groups=groups)
 
 
@@ -113,7 +113,7 @@ def test_a_refusal_names_its_remedy_and_is_counted(code: str, role: Any, caplog:
     with fake_vllm.installed():
         from kvpool_client.vllm import connector
 
-        config, caches = config_of("/nowhere"), caches_of(8)
+        config, caches = config_of("/nowhere"), caches_of()
         REFUSED[code](config, caches)
         make: Any = connector.KVPoolConnector
         made = make(config, role, caches)

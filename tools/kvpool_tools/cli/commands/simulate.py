@@ -30,7 +30,7 @@ from kvpool_tools.sim.traces import Trace, TraceError
 from kvpool_tools.sim.workload import Workload
 
 
-def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> list[Row]:
+def _simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
     settings = wanted.settings(path)
     name = Trace(Path(path)).name
@@ -123,7 +123,7 @@ def simulate(options: Options, /, window: int | None, full_share: float | None, 
         wanted = replace(wanted, groups=GroupOptions.parse(window, full_share, **others))
         rows = simulate_each(
             given,
-            lambda path, progress: simulate_trace(path, wanted, progress),
+            lambda path, progress: _simulate_trace(path, wanted, progress),
             lambda rows: _print_rows(rows, wanted.block_bytes),
             command="simulate",
             is_json=options.is_json,
