@@ -13,7 +13,6 @@ TOKEN_BYTES = 4
 DURATION_BYTES = 4
 CHECKSUM_BYTES = 4
 TICKET_BYTES = 32
-MODEL_BYTES_MAX = 512
 PAGE_BYTES = 4096
 # Of a model's name with its revision, in UTF-8: any text, which logs and commands show with escapes.
 MODEL_BYTES_MAX = 512

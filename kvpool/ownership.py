@@ -96,8 +96,8 @@ def _fault_of_directory(path: str) -> str:
         return fault
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        is_for_all = mode & stat.S_ISVTX
-        remedy = "use another directory" if is_for_all else f"chmod go-w {quote(path)}"
+        # A sticky one, such as /tmp, is meant for everybody.
+        remedy = "use another directory" if mode & stat.S_ISVTX else f"chmod go-w {quote(path)}"
         return f"{path} has rights {mode:04o}, expected no more than 0755: {remedy}"
     return ""
 

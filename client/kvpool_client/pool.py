@@ -542,11 +542,11 @@ class Pool:
     ) -> KeyChain:
         chosen = self._salt if salt is None else salt
         check_scope(chosen, adapter)
-        named = adapter if adapter_name is None else adapter_name
-        if not is_text(named):
-            raise InvalidArgument(f"adapter_name is {named!r:.80}, expected text")
+        if adapter_name is not None and not is_text(adapter_name):
+            raise InvalidArgument(f"adapter_name is {adapter_name!r:.80}, expected text")
         fixed = bytes(chosen)
-        roots, scope = partial(self._roots_of, fixed, adapter), pack_scope(named, fixed)
+        roots = partial(self._roots_of, fixed, adapter)
+        scope = pack_scope(adapter if adapter_name is None else adapter_name, fixed)
         entries = as_entries("extra", extra)
         return KeyChain(self.layout.chunk_tokens, roots, entries, scope, namespace=self._namespace)
 

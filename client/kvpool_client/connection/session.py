@@ -210,15 +210,19 @@ class Session:
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""
         while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
-            fault, is_full = "", False
+            self._under_way, self._thread = "what has no answer", threading.get_ident()
+            fault, is_full = "a request was interrupted", False
             try:
                 while self._outbox and not is_full:
                     is_full = not self._connection.notify(self._outbox[0])
                     if not is_full:
                         self._outbox.popleft()
+                fault = ""
             except DaemonUnreachable as error:
                 fault = str(error)
-            self._leave(fault)
+            finally:
+                self._under_way = ""
+                self._leave(fault)
             if is_full:
                 break
         return not self._outbox

@@ -82,8 +82,9 @@ class SaveRun(Protocol):
 class SavedRun:
     """What a save has of the chunks of one group, a state for each. `retained`: a RetainState for each, or none. `layers`: of
     the engine, each to be announced; `head_groups`: of a layer, each of which is an extent of the run; `extents`: of a stored
-    chunk, each with a checksum. `is_part`: these are a share's. `run`: copies the RESERVED ones, where there are any; `tokens`:
-    their token ids, i32, or none; `landed`: extents of them that were reported to the daemon, for other nodes."""
+    chunk, each with a checksum. `is_part`: these are a share's. `run`: copies the RESERVED ones, where there are any, of the
+    reservation's run of this `number`; `tokens`: their token ids, i32, or none; `landed`: extents of them that were reported to
+    the daemon, for other nodes."""
 
     group: int
     states: list[SaveState]
@@ -93,6 +94,7 @@ class SavedRun:
     extents: int
     is_part: bool
     run: SaveRun | None = None
+    number: int = 0
     tokens: bytes = b""
     landed: int = 0
 
@@ -341,20 +343,13 @@ class Save:
         chunks = len(saved.reserved)
         sums = np.frombuffer(run.checksums_from(saved.landed), "<u4").reshape(chunks, -1)
         at_once = m.COMMIT_BYTES_MAX // (CHECKSUM_BYTES * chunks)  # extents of one record
-        number = self._numbers[saved.group]
         for first in range(0, sums.shape[1] if at_once else 0, at_once or 1):
             part = sums[:, first : first + at_once]
             # Extents count only in order: without these, later ones would not.
-            landed = one_way.LandSaved(self._reserved.reservation, saved.landed, part.tobytes(), number)
+            landed = one_way.LandSaved(self._reserved.reservation, saved.landed, part.tobytes(), saved.number)
             if not self._session.notify(landed):
                 return
             saved.landed += part.shape[1]
-
-    @property
-    def _numbers(self) -> dict[int, int]:
-        """The number of each group's run in the reservation: those that name no chunk are left out."""
-        named = [saved.group for saved in self._reserved.runs if saved.states]
-        return {group: number for number, group in enumerate(named)}
 
     def _announce_all(self) -> None:
         if self._result is None and not self._is_inherited:

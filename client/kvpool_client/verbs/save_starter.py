@@ -161,6 +161,7 @@ class SaveStarter:
                         run.blocks.of_chunks(chosen, len(of_run)),
                     )
                     saved[-1].run = self._copies[run.group].save(session, run.blocks, slots)
+                    saved[-1].number = number
                 at, number = rows.stop, number + bool(len(keys))
         except (DaemonUnreachable, Refused) as error:
             self._link.note_failure(session, error)

@@ -54,10 +54,13 @@ class SaveNotes:
     def end_save(self, keys: KeyColumn, stored: int) -> bool:
         """A save has ended: so many of its chunks were stored, the others are lost. So is one that was dropped since: while the
         save was under way, the event of that was not reported. Whether any is lost."""
-        gone = [key for key in keys[:stored] if not self._has(key)]
+        lost = []
         for key in keys[:stored]:
-            self._notes.pop(key, None)
-        lost = [*gone, *keys[stored:]]
+            if self._has(key):
+                self._notes.pop(key, None)
+            else:
+                lost.append(key)
+        lost += keys[stored:]
         for key in lost:
             others = self._saves_of(key) - 1
             if others > 0:  # begun after the chunk was dropped under this one's writer

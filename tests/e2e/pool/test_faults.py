@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.errors import Refused
+from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.reserved_saves import ReservedSaves
@@ -202,6 +203,30 @@ def test_a_turn_that_an_interrupted_thread_has_kept_costs_the_session_alone(shar
             wait_until(lambda: pool.stats()["reconnects"] == 1 and pool.connected, "there is another session")
             assert pool.stats()["last_error"] == "a request was interrupted"
             assert_served(pool, keys, CHUNKS)
+
+
+def test_a_turn_of_what_has_no_answer_is_no_interrupted_one(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    notify, has_begun, may_end = BlockingConnection.notify, threading.Event(), threading.Event()
+
+    def slow(connection: BlockingConnection, frame: bytes) -> bool:
+        has_begun.set()
+        assert may_end.wait(60.0)
+        return notify(connection, frame)
+
+    with shared.connect() as pool:
+        keys, session = prompt(pool, 32), pool._link.session
+        store(pool, keys)
+        assert session is not None
+        monkeypatch.setattr(BlockingConnection, "notify", slow)
+        sender = threading.Thread(target=session.drop_leases, args=([1 << 40],))
+        sender.start()
+        assert has_begun.wait(60.0)
+        with pytest.raises(DaemonUnreachable, match="not answered another request, what has no answer of thread"):
+            session.call(m.Renew(b""), m.Done, 0.01)
+        may_end.set()
+        sender.join()
+        assert session.is_alive
+        assert_served(pool, keys, CHUNKS)
 
 
 def test_connect_without_a_daemon_misses_until_one_appears(daemon: Daemon) -> None:

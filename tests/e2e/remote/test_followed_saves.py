@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.protocol.records import messages as m
 from kvpool.states import Level
 from tests.rigs.daemon import SMALL, WRITE_MODES, wait_until
+from tests.rigs.layouts import FULL, HYBRID
 from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+from tests.rigs.prompts import begin
 
 CHUNKS = 12
 LAST = SMALL.layers - 1
@@ -70,6 +73,22 @@ def test_a_save_that_is_given_up_is_a_miss_on_the_other_node(tmp_path: Path) -> 
                 assert load.wait().chunks == 0
             wait_until(lambda: reader.lookup(keys).chunks == 0, "the hint has gone")
             assert here.stats()["dram.chunks"] == 0
+
+
+def test_layers_of_a_prompt_beyond_one_save_are_reported_of_the_groups_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its windows and states are all behind what one request can name."""
+    monkeypatch.setattr(m, "KEYS_MAX", CHUNKS - 4)
+    with two_daemons(tmp_path) as (owner, _), owner.connect(HYBRID) as there:
+        keys = there.keys(tokens_of(1, CHUNKS * HYBRID.chunk_tokens))
+        with begin(there, keys, [CHUNKS]) as save:
+            save.layer(0, group=FULL)
+            wait_until(lambda: save._copying[0][1].copied_extents() == 1, "the layer is copied")
+            save.layer(1, group=FULL)  # reports the first one
+            result = save.commit()
+        assert [of_group.stored for of_group in result.groups] == [CHUNKS - 4, 0, 0]
+        assert there.stats()["reconnects"] == 0
 
 
 @pytest.mark.slow

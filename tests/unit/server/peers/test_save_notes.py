@@ -56,13 +56,15 @@ def test_a_chunk_that_is_here_all_the_same_is_not_lost() -> None:
     assert notes.since(last).lost == (KEYS[1],)
 
 
-def test_a_chunk_of_two_saves_is_under_way_until_both_have_ended() -> None:
-    """The first one's chunk was dropped with the one before it, and another engine saves it anew."""
+@pytest.mark.parametrize("stored", [0, 1])
+def test_a_chunk_of_two_saves_is_under_way_until_both_have_ended(stored: int) -> None:
+    """The first one's chunk was dropped before its save was over, stored or with the one before it, and another engine saves it
+    anew."""
     notes = SaveNotes(lambda _key: False)
     notes.begin_save(column(0))
     notes.begin_save(column(0))
     last = notes.since(0).last
-    notes.end_save(column(0), 0)
+    notes.end_save(column(0), stored)
     assert notes.since(last).last == last
     assert notes.is_under_way(KEYS[0])
     notes.end_save(column(0), 0)

@@ -75,11 +75,15 @@ def statuses(request: Request) -> list[tuple[str, str]]:
     return [(entry["action_type"], entry["status"]) for entry in request.answer[ANSWER]["outcomes"]]
 
 
+def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
+    """True if the daemon has answered a request that has not ended; steps of others go on."""
+    return lambda: engine.scheduler._scheduler._requests[request.request_id].hint_reply._answer.done()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start: StartEngine, ranks: int) -> None:
     engine = start(ranks=ranks, budget=2 * CHUNK + 3)
-    request = ask(
-        engine,
+    request = Request(
         "kept",
         prompt(1, 5 * CHUNK + 2),
         new_tokens=3 * CHUNK,
@@ -92,6 +96,9 @@ def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start: Start
             "decode_duration_s": 600.0,
         },
     )
+    engine.arrive(request)
+    wait_until(answered(engine, request), "the daemon has answered")
+    engine.run(request)
     for rank in range(ranks):
         # The chunk in which decoding begins belongs to the prompt.
         assert priorities(engine, request, rank) == [90, 90, DEFAULT_PRIORITY, DEFAULT_PRIORITY, 60, 60, 5, 5]
@@ -128,11 +135,6 @@ def test_retention_is_set_for_chunks_that_are_stored_already(start: StartEngine)
     engine.step_until(lambda: counted(engine, "hints_accepted") >= 1, "its request is counted")
     assert counted(engine, "retained_chunks") == 2
     assert counted(engine, "hints_accepted") == 1
-
-
-def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
-    """True if the daemon has answered a request that has not ended; steps of others go on."""
-    return lambda: engine.scheduler._scheduler._requests[request.request_id].hint_reply._answer.done()
 
 
 def test_every_action_of_an_envelope_is_answered_in_order(start: StartEngine) -> None:
