@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
 from kvpool.errors import InvalidArgument
 from kvpool.ids import MODEL_BYTES_MAX
 from kvpool.keys import namespace_name
@@ -19,6 +17,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.socket_path import fault_of_path
 from kvpool_client.copying.cache import Cache
+from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.results import Hit
@@ -42,7 +41,7 @@ def check_connect(
     if fault := fault_of_path(path):
         raise InvalidArgument(f"path is {path!r}, expected {fault}")
     if not is_text(model) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
-        raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
+        raise InvalidArgument(f"model is {model!r}, expected text of 1 to {MODEL_BYTES_MAX} bytes")
     if not is_text(revision) or REVISION_SEPARATOR in revision:
         raise InvalidArgument(
             f"revision is {revision!r}, expected the name of the weights, without {REVISION_SEPARATOR!r}"
@@ -152,11 +151,6 @@ def as_index(name: str, value: int, most: int) -> int:
     if not is_index(value, most):
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")
     return int(value)
-
-
-def is_index(value: object, most: int) -> bool:
-    """Whether this is an integer of Python or numpy from 0 to `most`."""
-    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and bool(0 <= value <= most)
 
 
 def as_entries(name: str, given: Iterable[Any]) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.ids import TOKEN_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool_client.given_numbers import TOKENS_MAX, is_index
 
 Extra = tuple[int, int, bytes]
 Roots = Callable[[], tuple[bytes, ...]]
@@ -225,11 +226,11 @@ def _checked_extra(extra: Sequence[Extra]) -> tuple[Extra, ...]:
         if not is_triple:
             raise InvalidArgument(f"extra has {entry!r}, expected (start, end, bytes)")
         start, end, content = entry
-        if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end:
+        if not is_index(start, TOKENS_MAX) or not is_index(end, TOKENS_MAX) or start >= end:
             raise InvalidArgument(f"extra covers tokens {start!r} to {end!r}, expected 0 <= start < end")
         if not isinstance(content, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"extra for tokens {start} to {end} is {type(content).__name__}, expected bytes")
-        checked.append((start, end, bytes(content)))
+        checked.append((int(start), int(end), bytes(content)))
     return tuple(checked)
 
 

@@ -48,6 +48,7 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
+from kvpool_client.given_numbers import is_index
 from kvpool_client.hint_envelope import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain, Namespace
 from kvpool_client.retention import plan_retention
@@ -268,16 +269,17 @@ class Pool:
         `tokens`: the token ids themselves, and `adapter_name`: the adapter's name (None: `adapter`), both for readers of
         events; they are no part of the keys. Raises InvalidArgument.
         """
-        if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
+        chunk_tokens = self.layout.chunk_tokens
+        if not is_index(block_tokens, chunk_tokens) or not block_tokens or chunk_tokens % block_tokens:
             raise InvalidArgument(
-                f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {self.layout.chunk_tokens}"
+                f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {chunk_tokens}"
             )
         hashes = as_entries("block_hashes", block_hashes)
         if not all(isinstance(value, (bytes, bytearray, memoryview)) for value in hashes):
             raise InvalidArgument(
                 "block_hashes holds something that is no bytes, expected one hash for each full block"
             )
-        per_chunk = self.layout.chunk_tokens // block_tokens
+        per_chunk = chunk_tokens // block_tokens
         chain = self._empty_chain(salt, adapter, (), adapter_name)
         chain.append_hashes(hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvpool.errors import InvalidArgument
 from kvpool.states import DEFAULT_PRIORITY, KEEP_PRIORITY, PRIORITY_MAX, TokenRange
+from kvpool_client.given_numbers import TOKENS_MAX, is_index, is_number
 
 # On the wire a duration is a u32 of milliseconds: 49 days.
 DURATION_S_MAX = 4_294_967.0
@@ -95,13 +96,13 @@ def check_retention(
         name = f"retention[{number}]"
         if not isinstance(entry, TokenRange):
             raise InvalidArgument(f"{name} is {type(entry).__name__}, expected a TokenRange")
-        if not _is_index(entry.start):
+        if not is_index(entry.start, TOKENS_MAX):
             raise InvalidArgument(f"{name}.start is {entry.start!r}, expected a token's index from 0")
-        if entry.end is not None and (not _is_index(entry.end) or entry.end <= entry.start):
+        if entry.end is not None and (not is_index(entry.end, TOKENS_MAX) or entry.end <= entry.start):
             raise InvalidArgument(f"{name}.end is {entry.end!r}, expected None or more than start {entry.start}")
         _check_priority(f"{name}.priority", entry.priority)
         _check_duration(f"{name}.duration_s", entry.duration_s)
-    if prompt_tokens is not None and not _is_index(prompt_tokens):
+    if prompt_tokens is not None and not is_index(prompt_tokens, TOKENS_MAX):
         raise InvalidArgument(f"prompt_tokens is {prompt_tokens!r}, expected a number of tokens")
     if decode_priority is None:
         if decode_duration_s is not None:
@@ -132,20 +133,15 @@ def ranges_of_blocks(
     return tuple(ranges)
 
 
-def _is_index(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
 def _check_priority(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= PRIORITY_MAX:
+    if not is_index(value, PRIORITY_MAX):
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{PRIORITY_MAX} (the default is {DEFAULT_PRIORITY})")
 
 
 def _check_duration(name: str, value: object) -> None:
     if value is None:
         return
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0.0 < value <= DURATION_S_MAX:  # type: ignore[operator]  # a number by the line above
+    if not is_number(value) or not 0.0 < value <= DURATION_S_MAX:  # type: ignore[operator]  # a number
         raise InvalidArgument(f"{name} is {value!r}, expected None or seconds above 0, at most {DURATION_S_MAX:.0f}")
 
 

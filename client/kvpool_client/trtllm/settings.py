@@ -72,7 +72,8 @@ class Settings:
         for key, (name, least, most) in _NUMBERS.items():
             if key in given:
                 numbers[name] = _number(given[key])
-                if not least <= numbers[name] <= most:
+                is_whole = isinstance(least, float) or numbers[name] % 1 == 0
+                if not is_whole or not least <= numbers[name] <= most:
                     faults.append(f"{PREFIX}{key} is {given[key]!r}, expected {least}..{most}")
         if faults:
             raise InvalidArgument("; ".join(faults))

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
-from kvpool_client.arguments import as_entries, is_index
+from kvpool_client.arguments import as_entries
+from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import KeyChain
 
 

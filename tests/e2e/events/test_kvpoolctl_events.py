@@ -86,7 +86,8 @@ def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Start
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--since", "-2"), ("--count", "0"), ("--format", "xml"), ("--block-tokens", "-1")]
+    "arguments",
+    [("--since", "-2"), ("--count", "0"), ("--format", "xml"), ("--block-tokens", "-1"), ("--block-tokens", "16")],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...]) -> None:
     assert ctl(None, "events", *arguments).exit_code == 2

@@ -274,6 +274,7 @@ def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Calla
         ("TIMEOUT_S", "soon"),
         ("STAGING_MIB", "0"),
         ("COPY_THREADS", "65"),
+        ("COPY_THREADS", "1.5"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kvpool_tools.cli.output import print_table
+from kvpool_tools.cli.output import print_section, print_table
 
 ROWS = [
     {"node": "?", "address": "192.0.2.12:9470", "read": "-"},
@@ -27,3 +27,8 @@ def test_a_table_is_never_cut(
         ["n" * 60, "│", "b" * 30, "│", "1", "KiB"],
     ]
     assert "│ ? " in lines[4], "to the left"
+
+
+def test_a_section_names_the_entries_of_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    print_section("events", {"models": {"llama": "ipc:///run/e", "qwen": "ipc:///run/f"}, "tiers": ["dram", "ssd"]})
+    assert capsys.readouterr().out == "# Events\nmodels:llama=ipc:///run/e,qwen=ipc:///run/f\ntiers:dram,ssd\n"

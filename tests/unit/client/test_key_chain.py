@@ -146,6 +146,13 @@ def test_an_image_with_another_start_gives_another_key() -> None:
     assert keys[0] != keys[1]
 
 
+def test_an_extras_tokens_may_be_numpys() -> None:
+    given, plain = _chain([(np.int64(10), np.int32(40), b"image")]), _chain([(10, 40, b"image")])  # type: ignore[list-item]
+    for chain in (given, plain):
+        chain.extend(range(4 * CHUNK_TOKENS))
+    assert given.columns() == plain.columns()
+
+
 @pytest.mark.parametrize(
     "extra",
     [(0, 1), (1, 1, b""), (2, 1, b""), (-1, 1, b""), (0, 1, "text"), (0.0, 1, b""), "abc", None],

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvpool.errors import InvalidArgument
@@ -37,6 +38,11 @@ def planned(retention: list[TokenRange], chunks: int, **fields: Any) -> list[tup
 )
 def test_ranges_cover_the_chunks_that_they_touch(ranges: list[TokenRange], expected: list[int]) -> None:
     assert [priority for priority, _ in planned(ranges, 4)] == expected
+
+
+def test_numbers_may_be_numpys() -> None:
+    entry = TokenRange(np.int64(0), np.int32(20), np.uint8(80), np.float32(1.5))  # type: ignore[arg-type]
+    assert planned([entry], 4, prompt_tokens=np.int64(18)) == [(80, 1500), (80, 1500), (N, 0), (N, 0)]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,8 @@ def _plain(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ",".join(f"{escaped(str(key))}={_plain(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):
         return ",".join(escaped(str(entry)) for entry in value)
     return escaped(str(value))

@@ -18,7 +18,7 @@ from kvpool.router_events.columns import NamespaceNames, unpack_events, unpack_n
 from kvpool.router_events.trtllm_format import trtllm_event
 from kvpool.states import levels_in
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool_tools.cli.output import print_json, print_line
+from kvpool_tools.cli.output import EXIT_USAGE, fail, print_json, print_line
 
 WAIT_S = 10.0
 ID_MAX = (1 << 63) - 1
@@ -56,6 +56,8 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
     --json and --format trtllm print one array, with --follow one object to a line. Where requested events have left the log, a
     line on standard error reports a gap, and the remaining ones follow.
     """
+    if block_tokens and form != "trtllm":
+        fail("--block-tokens is for --format trtllm: the other form names whole chunks", EXIT_USAGE)
     shown: list[dict[str, Any]] = []
     printed, incarnation, last = 0, b"", since
     by_interrupt = (KeyboardInterrupt,) if follow else ()  # people end it so
