@@ -40,9 +40,10 @@ class Endings:
     def add_forgotten(self, fault: str, owner: object, end: End) -> None:
         """Have what a finalizer found ended, with a ResourceWarning: `fault` is what was forgotten of `owner`, and what becomes
         of it."""
+        forgotten = f"{owner!r}: {fault}"  # as it is now, before another thread ends it
         self.add_end(end)
         self._wake()
-        warnings.warn(f"{owner!r}: {fault}", ResourceWarning, stacklevel=3, source=owner)
+        warnings.warn(forgotten, ResourceWarning, stacklevel=3, source=owner)
 
     def end_waiting(self) -> None:
         """End what waits, in the background; where no thread can be started, the next call tries again."""

@@ -168,7 +168,7 @@ def test_invalid_token_ids_raise_at_the_call(shared: Shared, tokens: object) -> 
         (lambda pool, keys: pool.save(keys, chosen=[7]), "chosen of group 0 is 7, expected a sequence"),
         (lambda pool, keys: pool.announce(keys, -1), rf"chunks_max is -1, expected 0\.\.{CHUNKS}"),
         (lambda pool, keys: pool.announce(keys, 1.5), rf"chunks_max is 1.5, expected 0\.\.{CHUNKS}"),
-        (lambda pool, _: kv.connect(model="\ud800", layout=pool.layout), r"model is '\\ud800', expected a name"),
+        (lambda pool, _: kv.connect(model="\ud800", layout=pool.layout), r"model is '\\ud800', expected text"),
     ],
 )
 def test_a_mistake_of_the_caller_raises_by_name_and_ends_nothing(
