@@ -51,6 +51,10 @@ class RetentionColumns:
         return self.priorities[chosen].tobytes(), self.durations_ms[chosen].astype("<u4").tobytes()
 
 
+# Where nothing is asked for: of no chunk.
+NO_RETENTION = RetentionColumns(np.empty(0, np.uint8), np.empty(0, np.uint32))
+
+
 def plan_retention(
     retention: Sequence[TokenRange],
     *,
@@ -60,11 +64,14 @@ def plan_retention(
     decode_priority: int | None = None,
     decode_duration_s: float | None = None,
 ) -> RetentionColumns:
-    """Retention of each of `chunks` chunks. `prompt_tokens`: where decoding began; None: all of it is prompt.
+    """Retention of each of `chunks` chunks; NO_RETENTION where none is asked for. `prompt_tokens`: where decoding began; None:
+    all of it is prompt.
 
     Raises InvalidArgument, naming the range, its value and what was expected.
     """
     check_retention(retention, prompt_tokens, decode_priority, decode_duration_s)
+    if not retention and decode_priority is None:
+        return NO_RETENTION
     prompt = chunks * chunk_tokens if prompt_tokens is None else prompt_tokens
     # A chunk in which decoding begins belongs to the prompt.
     prompt_chunks = min(chunks, -(-prompt // chunk_tokens))

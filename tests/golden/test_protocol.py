@@ -14,7 +14,7 @@ from kvpool.router_events import columns as event_columns
 from kvpool.router_events.columns import pack_events
 from kvpool.server.service import VERBS
 from kvpool.states import RetainState, SaveState
-from kvpool_client.verbs.results import RetainResult, SaveResult, save_state_of
+from kvpool_client.verbs.results import SAVE_STATES, RetainResult, SaveResult
 from tests.golden import wire
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
@@ -78,7 +78,7 @@ def test_the_page_lists_sender_and_answer_of_each_verb() -> None:
 
 
 def test_states_that_a_client_does_not_know_are_declined_or_other() -> None:
-    states = [save_state_of(code) for code in (SaveState.STORED, 17, 254)]
+    states = [SAVE_STATES[code] for code in (SaveState.STORED, 17, 254)]
     result = SaveResult.of(states)
     assert (result.stored, result.declined, dict(result.reasons)) == (1, 2, {"other": 2})
     kept = RetainResult.of(3, [0, 2], bytes([RetainState.ACCEPTED, 77]))

@@ -69,6 +69,8 @@ class EngineBlocks:
 
     def of_chunks(self, chosen: list[int], chunks: int) -> npt.NDArray[np.int64]:
         """The ids of some of the chunks."""
+        if len(chosen) == chunks:
+            return self.block_ids
         return np.ascontiguousarray(self.block_ids.reshape(chunks, -1)[chosen].reshape(-1))
 
 
@@ -113,17 +115,14 @@ class Copies:
     def _take_part(self, layout: Layout, share: Share) -> None:
         self._share = share
         self._own = share.of_layout(layout)
-        self._extents_of_part = b"" if share.is_whole(layout) else np.array(share.extents(layout), "<u4").tobytes()
+        self.is_whole = share.is_whole(layout)  # whether that is all of each chunk
+        self._extents_of_part = b"" if self.is_whole else np.array(share.extents(layout), "<u4").tobytes()
+        self._payload_bytes = layout.payload_bytes
 
     @property
     def share(self) -> Share:
         """The part of each chunk that the engine has."""
         return self._share
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether that is all of it."""
-        return self._share.is_whole(self._layout)
 
     def blocks(
         self, cache: Cache | None, block_ids: object, array: object, *, chunks: int, is_load: bool
@@ -192,7 +191,7 @@ class Copies:
             chunks.generations.tobytes(),
             block_ids.tobytes(),
             self._own.kv_extents,
-            self._layout.payload_bytes,
+            self._payload_bytes,
             session.welcome.verify != "cold",
             numbers=self._extents_of_part,
             extent_bytes=self._layout.extent_bytes,
@@ -242,7 +241,7 @@ class Copies:
             offsets.tobytes(),
             block_ids.tobytes(),
             self._own.kv_extents,
-            self._layout.payload_bytes,
+            self._payload_bytes,
             numbers=self._extents_of_part,
             extent_bytes=self._layout.extent_bytes,
         )

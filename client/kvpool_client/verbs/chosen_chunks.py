@@ -23,7 +23,9 @@ def chunks_to_save(
     token of the prompt is left to be computed, the prompt's end, and the end of the longest hit that a lease of all ranks
     holds (`held` chunks) where the save goes on behind it.
     """
-    end = chunks.stop
+    end, parts = chunks.stop, layout.group_layouts
+    if boundaries is None and all(part.is_chained for part in parts):
+        return (chunks,) * len(parts)
     if boundaries is None:
         boundaries = [max(0, end - 1), end] if end == len(keys) and not keys.has_tail else [end]
         boundaries += [held] if chunks.start < held < end else []
@@ -32,7 +34,7 @@ def chunks_to_save(
         if not is_index(boundary, end):
             raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 0..{end}")
     found: list[Sequence[int]] = []
-    for part in layout.group_layouts:
+    for part in parts:
         needed = (range(boundary - part.chunks_of(boundary), boundary) for boundary in boundaries)
         found.append(chunks if part.is_chained else tuple(sorted(set().union(*needed))))
     return tuple(found)

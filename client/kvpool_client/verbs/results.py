@@ -11,14 +11,11 @@ from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT, SaveState.PART)
-_SAVE_STATES = {int(state): state for state in SaveState}
 _LEVELS_HERE = bytes(range(PEER))
+# By number; OTHER, which is a declined chunk, for a state that only a later version of the daemon has.
+SAVE_STATES = tuple(next((state for state in SaveState if state == code), SaveState.OTHER) for code in range(256))
+_REASONS = tuple(state.reason for state in SAVE_STATES)
 _RETAIN_STATES = {int(state): state for state in RetainState}
-
-
-def save_state_of(code: int) -> SaveState:
-    """The state with this number; OTHER, which is a declined chunk, for a state that only a later version of the daemon has."""
-    return _SAVE_STATES.get(code, SaveState.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +110,12 @@ class SaveResult:
         words = []
         for state in states:
             is_kept = state in STORED_STATES
-            words.append(state.reason if is_kept else "declined")
+            words.append(_REASONS[state] if is_kept else "declined")
             if not is_kept:
-                reasons[state.reason] = reasons.get(state.reason, 0) + 1
+                reasons[_REASONS[state]] = reasons.get(_REASONS[state], 0) + 1
         stored, present, part = (states.count(state) for state in STORED_STATES)
-        clipped = sum(
-            text == RetainState.CLIPPED and state in STORED_STATES
-            for state, text in zip(states, retained, strict=False)
-        )
+        both = zip(states, retained, strict=False)
+        clipped = sum([text == RetainState.CLIPPED and state in STORED_STATES for state, text in both])
         declined = len(states) - stored - present - part
         return cls(stored, present, declined, tuple(words), reasons, clipped, part)
 

@@ -34,7 +34,7 @@ from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
 from kvpool_client.verbs.pending import PendingChunks
-from kvpool_client.verbs.results import SaveResult, save_state_of
+from kvpool_client.verbs.results import SAVE_STATES, SaveResult
 
 
 class SaveRun(Protocol):
@@ -157,7 +157,7 @@ class _Commit:
         self.is_answered = True
         states += bytes([SaveState.EXPIRED]) * (len(self.rows) - len(states))
         for (saved, number), state in zip(self.rows, states, strict=True):
-            saved.states[number] = save_state_of(state)
+            saved.states[number] = SAVE_STATES[state]
 
 
 class Save:

@@ -24,9 +24,9 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks, ReservedSlots
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.retention import RetentionColumns
+from kvpool_client.retention import NO_RETENTION, RetentionColumns
 from kvpool_client.verbs.pending import PendingChunks
-from kvpool_client.verbs.results import save_state_of
+from kvpool_client.verbs.results import SAVE_STATES
 from kvpool_client.verbs.save import ReservedSave, Save, SavedRun
 
 _KEEP = bytes([KEEP_PRIORITY])
@@ -75,7 +75,10 @@ class SaveStarter:
         self._layouts = layouts
         self._chunk_tokens = layouts[0].chunk_tokens
         self._has_groups = layouts[0].group is not None
-        self._own = [own.share.of_layout(layout) for own, layout in zip(copies, layouts, strict=True)]
+        self._has_part = not all(own.is_whole for own in copies)
+        parts = [own.share.of_layout(layout) for own, layout in zip(copies, layouts, strict=True)]
+        # Of a chunk as this engine has it, by group: layers, head groups and extents.
+        self._sizes = [(part.layers, part.head_groups, part.extents) for part in parts]
 
     def plan(
         self,
@@ -116,8 +119,7 @@ class SaveStarter:
 
     def _asked(self, plan: SavePlan) -> _Asked:
         """The request for the chunks of a plan, or for as many of them as one request may name."""
-        is_part = any(not copies.is_whole for copies in self._copies)
-        end = _end_within(plan, m.SHARE_KEYS_MAX if is_part else m.KEYS_MAX)
+        end = _end_within(plan, m.SHARE_KEYS_MAX if self._has_part else m.KEYS_MAX)
         columns = plan.keys.columns()
         runs, packed, keys, priorities, durations = [], [], [], [], []
         for run in plan.runs:
@@ -133,11 +135,12 @@ class SaveStarter:
             runs.append(ReserveRun(run.group, form, len(chosen), share))
             packed += [parent, of_run.packed]
             keys.append(of_run)
-            of_chunks = plan.retention.columns_of(chosen)
-            priorities.append(of_chunks[0])
-            durations.append(of_chunks[1])
-        are_retained = any(column.replace(_KEEP, b"") for column in priorities)
-        retention = (b"".join(priorities), b"".join(durations)) if are_retained else (b"", b"")
+            if plan.retention is not NO_RETENTION:
+                of_chunks = plan.retention.columns_of(chosen)
+                priorities.append(of_chunks[0])
+                durations.append(of_chunks[1])
+        wanted = b"".join(priorities)
+        retention = (wanted, b"".join(durations)) if wanted.replace(_KEEP, b"") else (b"", b"")
         return _Asked(m.Reserve(pack_runs(runs), b"".join(packed), *retention), keys)
 
     def _start(self, session: Session, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> Save:
@@ -151,13 +154,14 @@ class SaveStarter:
             for run, of_run, keys in zip(plan.runs, states, asked.keys, strict=True):
                 rows = slice(at, at + len(keys))
                 retained = answer.retained[rows]
-                saved.append(self._saved_run(session, plan, run, of_run, retained=retained))
+                saved.append(self._saved_run(run, of_run, retained=retained))
                 chosen = saved[-1].reserved
                 if chosen:
+                    saved[-1].tokens = self._token_ids(session, plan.keys, run, chosen)
                     slots = ReservedSlots(
                         answer.reservation,
                         number,
-                        offsets[rows][chosen],
+                        offsets[rows] if len(chosen) == len(keys) else offsets[rows][chosen],
                         run.blocks.of_chunks(chosen, len(of_run)),
                     )
                     saved[-1].run = self._copies[run.group].save(session, run.blocks, slots)
@@ -192,34 +196,30 @@ class SaveStarter:
         """The state of each chunk of each run."""
         found, at = [], 0
         for run, keys in zip(plan.runs, asked.keys, strict=True):
-            states = [save_state_of(state) for state in answer.states[at : at + len(keys)]]
+            states = [SAVE_STATES[state] for state in answer.states[at : at + len(keys)]]
             found.append(states + [SaveState.TOO_LONG] * (len(run.chunks) - len(states)))
             at += len(keys)
         return found
 
-    def _saved_run(
-        self, session: Session | None, plan: SavePlan, run: RunPlan, states: list[SaveState], *, retained: bytes
-    ) -> SavedRun:
-        """What is reserved of a run, without its copies."""
-        own = self._own[run.group]
-        saved = SavedRun(
+    def _saved_run(self, run: RunPlan, states: list[SaveState], *, retained: bytes) -> SavedRun:
+        """What is reserved of a run, without its copies and its token ids."""
+        layers, head_groups, extents = self._sizes[run.group]
+        return SavedRun(
             run.group,
             states,
             retained=retained,
-            layers=own.layers,
-            head_groups=own.head_groups,
-            extents=own.extents,
+            layers=layers,
+            head_groups=head_groups,
+            extents=extents,
             is_part=not self._copies[run.group].is_whole,
         )
-        # Events of chunks without a parent have no token ids: nobody would know what comes before them.
-        if session is not None and run.is_chain:
-            saved.tokens = self._token_ids(session, plan.keys, [run.chunks[number] for number in saved.reserved])
-        return saved
 
-    def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
+    def _token_ids(self, session: Session, keys: KeyChain, run: RunPlan, chosen: Sequence[int]) -> bytes:
+        """The token ids of the chosen chunks of a run; none of chunks without a parent, before which nobody would know what
+        comes."""
         words = self._chunk_tokens + len(keys.scope) // 4
         is_wanted = session.welcome.keeps_tokens and words <= kvpool_native.TOKEN_IDS_MAX
-        return keys.token_ids(chunks) if is_wanted and chunks else b""
+        return keys.token_ids([run.chunks[number] for number in chosen]) if is_wanted and run.is_chain else b""
 
     def _saved_nothing(self, plan: SavePlan, state: SaveState, states: Sequence[list[SaveState]] | None = None) -> Save:
         """The save of a plan of which nothing is written: what was `RESERVED`, or everything, has this state."""
@@ -230,10 +230,7 @@ class SaveStarter:
             ReservedSave(
                 None,
                 0,
-                tuple(
-                    self._saved_run(None, plan, run, of_run, retained=b"")
-                    for run, of_run in zip(plan.runs, ended, strict=True)
-                ),
+                tuple(self._saved_run(run, of_run, retained=b"") for run, of_run in zip(plan.runs, ended, strict=True)),
                 scope=b"",
                 pending=PendingChunks(None, KeyColumn(b"")),
                 end_token=plan.end_chunk * self._chunk_tokens,
@@ -259,18 +256,22 @@ def _end_within(plan: SavePlan, keys_max: int) -> int:
     """Behind which chunk a request that names so many ends: at the same one in each group, or what it stores of the others is
     no hit."""
 
+    if sum([len(run.chunks) for run in plan.runs]) <= keys_max:
+        return plan.end_chunk
+
     def count(end: int) -> int:
         return sum([bisect_left(run.chunks, end) for run in plan.runs])
 
-    ends = range(plan.end_chunk + 1)
-    return plan.end_chunk if count(plan.end_chunk) <= keys_max else bisect_right(ends, keys_max, key=count) - 1
+    return bisect_right(range(plan.end_chunk + 1), keys_max, key=count) - 1
 
 
 def _has_chunks(plan: SavePlan) -> bool:
-    return any(len(run.chunks) for run in plan.runs)
+    return any(run.chunks for run in plan.runs)
 
 
 def _pending_of(asked: _Asked, answer: m.Reserved) -> KeyColumn:
     """The keys of the chunks that others are writing: the answer may be about fewer of them."""
+    if SaveState.PENDING not in answer.states:
+        return KeyColumn(b"")
     keys = KeyColumn(b"".join(column.packed for column in asked.keys))
     return keys.chosen([number for number, state in enumerate(answer.states) if state == SaveState.PENDING])

@@ -33,6 +33,7 @@ def test_a_request_is_slower_beyond_five_hundredths_and_never_without_a_count_be
     rows = [
         {"name": "a", "instructions": 1051, "before": 1000, "ratio": 1.051},
         {"name": "b", "instructions": 1050, "before": 1000, "ratio": 1.05},
-        {"name": "c", "instructions": 9999},
+        {"name": "c", "instructions": 9999, "before": None, "ratio": None},
+        {"name": "d", "instructions": 9999},
     ]
     assert slower(rows) == ["a: 1,051 instructions, 1.051 x the 1,000 before"]

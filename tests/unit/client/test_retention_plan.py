@@ -21,7 +21,7 @@ def planned(retention: list[TokenRange], chunks: int, **fields: Any) -> list[tup
 @pytest.mark.parametrize(
     ("ranges", "expected"),
     [
-        ([], [N, N, N, N]),
+        ([], []),  # nothing is asked for
         ([TokenRange(0, 17, 80)], [80, 80, N, N]),  # it touches the second chunk with one token
         ([TokenRange(0, 16, 80)], [80, N, N, N]),
         ([TokenRange(15, 16, 80)], [80, N, N, N]),

@@ -168,25 +168,25 @@ class ClientSide:
         """Every call of an engine for a prompt, of few chunks and of many."""
         with kv.connect(self._socket, model=MODEL, revision="1", layout=CHUNK, timeout_s=60.0) as pool:
             for chunks, rounds in ((SHORT, SHORT_ROUNDS), (LONG, LONG_ROUNDS)):
-                tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32)
-                stored = pool.save(pool.keys(tokens), from_=np.zeros((chunks, CHUNK.chunk_bytes), np.uint8)).commit()
-                if stored is None or stored.stored != chunks:
-                    raise KVPoolError(f"the daemon stored {stored} of {chunks} chunks: the counted calls prove nothing")
                 for number in range(WARM_ROUNDS + rounds):
-                    self._call(pool, tokens, is_counted=number >= WARM_ROUNDS)
+                    self._serve_prompt(pool, chunks, is_counted=number >= WARM_ROUNDS)
 
-    def _call(self, pool: kv.Pool, tokens: Any, *, is_counted: bool) -> None:
-        chunks = len(tokens) // CHUNK.chunk_tokens
+    def _serve_prompt(self, pool: kv.Pool, chunks: int, *, is_counted: bool) -> None:
+        """Save a new prompt, and lease it."""
+        tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32)
+        rows = np.zeros((chunks, CHUNK.chunk_bytes), np.uint8)
 
         def call(verb: str, work: Callable[[], Any]) -> Any:
             with self._counted(f"client: {verb}, {chunks} chunks" if is_counted else ""):
                 return work()
 
         keys = call("keys", lambda: pool.keys(tokens))
+        save = call("save", lambda: pool.save(keys, from_=rows))
+        stored = call("commit", save.commit)
         hit = call("lookup", lambda: pool.lookup(keys))
         lease = call("acquire", lambda: pool.acquire(hit))
-        if lease.chunks != chunks:
-            raise KVPoolError(f"{lease.chunks} of {chunks} chunks were leased: the counted calls prove nothing")
+        if stored.stored != chunks or lease.chunks != chunks:
+            raise KVPoolError(f"not all of {chunks} chunks were stored and leased: the counted calls prove nothing")
         call("release", lease.release)
         pool.claim(bytes(32))  # answered when the release has been served
 

@@ -54,7 +54,9 @@ def bench_counts(advance: Callable[[int], None], against: Mapping[str, int]) -> 
         counts: dict[str, list[float]] = {}
         for number, name in enumerate(names, 1):
             counts.setdefault(name, []).append(_total(Path(f"{counted}.{number}")))
-    return [_row(name, taken, against.get(name)) for name, taken in counts.items()]
+    return [
+        _row(name, taken) | (_compared(taken, against.get(name)) if against else {}) for name, taken in counts.items()
+    ]
 
 
 def read_counts(path: str) -> dict[str, int]:
@@ -74,17 +76,18 @@ def _kind(machine: Mapping[str, Any]) -> tuple[str, str]:
     return machine["architecture"], machine["python"].rpartition(".")[0]
 
 
-def _row(name: str, taken: list[float], before: int | None) -> dict[str, object]:
-    count = round(percentile(taken, 0.25))
-    row: dict[str, object] = {
-        "name": name,
-        "instructions": count,
-        "spread": [min(taken), max(taken)],
-        "samples": len(taken),
-    }
-    if before is not None:
-        row |= {"before": before, "ratio": round(count / before, 3), "bar_ratio": RATIO_MAX}
-    return row
+def _row(name: str, taken: list[float]) -> dict[str, object]:
+    return {"name": name, "instructions": _count(taken), "spread": [min(taken), max(taken)], "samples": len(taken)}
+
+
+def _compared(taken: list[float], before: int | None) -> dict[str, object]:
+    """Columns of a comparison; `before` None: the earlier document has no such row."""
+    ratio = None if before is None else round(_count(taken) / before, 3)
+    return {"before": before, "ratio": ratio, "bar_ratio": RATIO_MAX}
+
+
+def _count(taken: list[float]) -> int:
+    return round(percentile(taken, 0.25))
 
 
 def _command(name: str) -> str:
@@ -138,5 +141,5 @@ def slower(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"{row['name']}: {row['instructions']:,} instructions, {row['ratio']} x the {row['before']:,} before"
         for row in rows
-        if row.get("ratio", 0) > RATIO_MAX
+        if (row.get("ratio") or 0) > RATIO_MAX
     ]
