@@ -233,7 +233,8 @@ def _wrong_id(ids: npt.NDArray[np.int64], blocks: int, *, may_skip: bool) -> str
 
 
 def as_ids(block_ids: object) -> npt.NDArray[np.int64]:
-    """Block ids as a one-dimensional int64 array. Raises InvalidArgument on floats, shapes, or ids that do not fit."""
+    """Block ids as a one-dimensional int64 array of its own: the engine may change its table while blocks are copied. Raises
+    InvalidArgument on floats, shapes, or ids that do not fit."""
     try:
         ids = np.asarray(block_ids)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -246,4 +247,4 @@ def as_ids(block_ids: object) -> npt.NDArray[np.int64]:
         )
     if ids.dtype == np.uint64 and int(ids.max()) > np.iinfo(np.int64).max:
         raise InvalidArgument(f"block_ids reach to {int(ids.max())}, expected the numbers of blocks")
-    return np.ascontiguousarray(ids, dtype=np.int64)
+    return np.array(ids, dtype=np.int64)

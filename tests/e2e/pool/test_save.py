@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -11,7 +12,7 @@ from kvpool.ids import KEY_BYTES
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.vllm_format import EventForm
 from tests.e2e.pool.conftest import Shared
-from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.layouts import CHUNK, FULL, HYBRID, STATE, WINDOW_CHUNKS, Case, over, shares_of
 from tests.rigs.payload import tokens_of
 from tests.rigs.prompts import CHUNKS, Ranks, assert_served, begin, prompt, rows_of, store
@@ -48,6 +49,24 @@ def test_windows_and_states_are_stored_at_boundaries_alone(
         for end in ends:
             assert_served(pool, pool.keys(tokens_of(1, 10 * CHUNK + tail)[: end * CHUNK]), end)
         assert pool.lookup(keys).chunks == max(ends, default=0)
+
+
+@in_both_write_modes
+def test_an_engine_may_change_its_block_table_once_a_save_has_begun(shared: Shared) -> None:
+    with shared.connect(SMALL) as pool:
+        shape = (2, CHUNKS, SMALL.chunk_tokens, SMALL.kv_heads, SMALL.head_dim)
+        random = np.random.default_rng(7)
+        layers = [random.integers(0, 1000, shape).astype(SMALL.dtype) for _ in range(SMALL.layers)]
+        cache = pool.register(layers, SMALL.chunk_tokens, "kv_first")
+        keys, table = prompt(pool, 29), np.arange(CHUNKS)
+        with pool.save(keys, cache, table) as save:
+            table[:] = table[::-1].copy()
+            assert save.commit().stored == CHUNKS
+        loaded = [np.zeros_like(layer) for layer in layers]
+        into = pool.register(loaded, SMALL.chunk_tokens, "kv_first")
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert pool.load(lease, into, np.arange(CHUNKS)).wait().chunks == CHUNKS
+        assert all((found == layer).all() for found, layer in zip(loaded, layers, strict=True))
 
 
 @pytest.mark.parametrize("tokens", [10 * CHUNK + 1, CHUNK - 1])

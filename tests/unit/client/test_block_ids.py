@@ -33,6 +33,14 @@ def test_each_block_once_is_taken_in_any_order(cache: Cache, count: int, kind: A
     assert len(cache.checked_block_ids([], 0, may_skip=False)) == 0
 
 
+def test_checked_ids_stay_as_they_were_when_the_engine_changes_its_table(cache: Cache) -> None:
+    table = _ids(FEW)
+    before = table.tolist()
+    found = cache.checked_block_ids(table, FEW // 4, may_skip=False)
+    table[:] = 0
+    assert found.tolist() == before
+
+
 @pytest.mark.parametrize("count", [FEW, MANY])
 @pytest.mark.parametrize("skipped", [1, 3, None])
 def test_a_load_leaves_out_any_number_of_blocks(cache: Cache, count: int, skipped: int | None) -> None:
