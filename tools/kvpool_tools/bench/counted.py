@@ -121,9 +121,12 @@ def _run(valgrind: list[str], arguments: list[str], folder: str) -> list[str]:
     }
     fixed = ["setarch", "-R"] if shutil.which("setarch") else []
     command = [*fixed, *valgrind, sys.executable, "-m", SCRIPT, *arguments]
-    ran = subprocess.run(  # noqa: S603 - our own module
-        command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=folder, env=environment
-    )
+    try:
+        ran = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=folder, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KVPoolError(f"the counted script has not ended within {LIMIT_S} s: it takes about a minute") from error
     if ran.returncode:
         raise KVPoolError(f"the counted script ended with {ran.returncode}: {ran.stderr.strip()[-2000:]}")
     return ran.stdout.split("\n")[:-1]
