@@ -81,7 +81,7 @@ def test_what_follows_a_pending_chunk_comes_or_is_lost_with_it(shared: Shared) -
             under_way, late = begin(first, head), begin(second, keys)
             if not is_committed:
                 under_way.abort()
-                wait_until(lambda keys=keys: not second.is_being_saved(keys, 0), "the writer's slots are given up")
+                wait_until(lambda: shared.daemon.stats()["reservations"] == 1, "the writer's slots are given up")
             result = late.commit()
             behind = {} if is_committed else {"no-parent": 2}
             assert (result.part, dict(result.reasons)) == (2 * is_committed, {"pending": 2, **behind})

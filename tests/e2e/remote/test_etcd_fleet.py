@@ -10,11 +10,11 @@ import kvpool_client as kv
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_daemons import load
 from tests.rigs.payload import store, tokens_of
-from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd
+from tests.rigs.runs.etcd import Etcd
 from tests.rigs.runs.ports import free_port
 
 CHUNKS = 8
-pytestmark = [pytest.mark.skipif(PROGRAM is None, reason=REASON), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -10,9 +10,7 @@ import pytest
 from kvpool.peers.members.etcd_address import EtcdTls
 from kvpool.peers.members.etcd_gateway import EtcdGateway
 from kvpool.peers.members.member import MembersUnavailable
-from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd, dripping
-
-needs_etcd = pytest.mark.skipif(PROGRAM is None, reason=REASON)
+from tests.rigs.runs.etcd import Etcd, dripping
 
 
 def _gateway(url: str, timeout_s: float = 2.0) -> EtcdGateway:
@@ -115,7 +113,6 @@ def test_a_server_that_sends_a_byte_now_and_then_has_one_deadline(first: bytes) 
         gateway.close()
 
 
-@needs_etcd
 def test_the_next_server_is_asked_after_one_has_failed(tmp_path: Path) -> None:
     with Etcd(tmp_path) as etcd:
         gateway = EtcdGateway(("http://127.0.0.1:1", etcd.url), EtcdTls(), timeout_s=60.0)

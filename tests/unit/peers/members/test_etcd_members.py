@@ -20,10 +20,9 @@ from kvpool.peers.members.etcd_members import EtcdMembers, EtcdSettings, member_
 from kvpool.peers.members.member import BookSettings, Member, MembersChange, MembersUnavailable
 from kvpool.peers.members.member_watch import WatchSettings
 from tests.rigs.daemon import wait_until
-from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd, dripping
+from tests.rigs.runs.etcd import Etcd, dripping
 
 WATCH = WatchSettings(refresh_s=0.05, look_s=1.0, back_off=BackOffSettings(first_s=0.02, most_s=0.1))
-needs_etcd = pytest.mark.skipif(PROGRAM is None, reason=REASON)
 
 
 def _own(node: str, life: int = 1) -> Member:
@@ -82,7 +81,6 @@ def _gateway(url: str, timeout_s: float = 2.0) -> EtcdGateway:
     return EtcdGateway((url,), EtcdTls(), timeout_s=timeout_s)
 
 
-@needs_etcd
 def test_nodes_see_each_other_join_and_leave(shared_etcd: Etcd, join: Callable[..., _Node]) -> None:
     nodes = [join(shared_etcd.url, _own(name)) for name in ("a", "b", "c/d é")]
     for node in nodes:
@@ -95,7 +93,6 @@ def test_nodes_see_each_other_join_and_leave(shared_etcd: Etcd, join: Callable[.
     assert nodes[0].members.problem() == ""
 
 
-@needs_etcd
 def test_a_node_that_dies_leaves_with_its_lease(shared_etcd: Etcd, join: Callable[..., _Node], prefix: str) -> None:
     node = join(shared_etcd.url, _own("a"))
     gateway = _gateway(shared_etcd.url)
@@ -106,7 +103,6 @@ def test_a_node_that_dies_leaves_with_its_lease(shared_etcd: Etcd, join: Callabl
     assert not gateway.keep_alive(lease)
 
 
-@needs_etcd
 def test_a_new_life_is_reported(shared_etcd: Etcd, join: Callable[..., _Node]) -> None:
     node, first = join(shared_etcd.url, _own("a")), join(shared_etcd.url, _own("b"))
     wait_until(lambda: node.names() == {"b"}, "it has joined")
@@ -117,7 +113,6 @@ def test_a_new_life_is_reported(shared_etcd: Etcd, join: Callable[..., _Node]) -
     assert second.members.problem() == ""
 
 
-@needs_etcd
 def test_a_second_node_of_a_name_leaves_the_first_ones_registration(
     shared_etcd: Etcd, join: Callable[..., _Node]
 ) -> None:
@@ -151,7 +146,6 @@ def test_a_removed_registration_is_written_again(shared_etcd: Etcd, join: Callab
     wait_until(lambda: node.names() == {"b"}, "it is known")
 
 
-@needs_etcd
 def test_garbage_is_counted_and_left_out(shared_etcd: Etcd, join: Callable[..., _Node], prefix: str, seed: int) -> None:
     chance = random.Random(seed)
     gateway = _gateway(shared_etcd.url)
@@ -171,7 +165,6 @@ def test_garbage_is_counted_and_left_out(shared_etcd: Etcd, join: Callable[..., 
     wait_until(lambda: node.names() == set(), "all have left")
 
 
-@needs_etcd
 def test_looks_without_changes_read_no_members(
     shared_etcd: Etcd, join: Callable[..., _Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +177,6 @@ def test_looks_without_changes_read_no_members(
     assert whole == []
 
 
-@needs_etcd
 def test_etcd_is_asked_over_tls_and_its_certificate_is_checked(tmp_path: Path, join: Callable[..., _Node]) -> None:
     with Etcd(tmp_path, is_tls=True) as etcd:
         trusted = EtcdGateway((etcd.url,), EtcdTls(ca_file=str(etcd.certificate)), timeout_s=5.0)
@@ -197,7 +189,6 @@ def test_etcd_is_asked_over_tls_and_its_certificate_is_checked(tmp_path: Path, j
             gateway.close()
 
 
-@needs_etcd
 def test_while_etcd_is_away_the_last_known_members_stay(tmp_path: Path, join: Callable[..., _Node]) -> None:
     with Etcd(tmp_path) as etcd:
         node, other = join(etcd.url, _own("a")), join(etcd.url, _own("b"))
