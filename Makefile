@@ -47,7 +47,7 @@ help:
 	@echo "make test-under-load [LOAD=8] [TIMES=3]   the suite, again and again beside a load on processors and disk"
 	@echo "make test-campaigns [SAMPLE=4] [LIMIT_S=240]   a sample of all that make test leaves out; KVPOOL_SEED draws it again"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
-	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
+	@echo "make bench [AGAINST=FILE]   measure, against floors of the same run, and say what is slower than in the run before (bench-results)"
 	@echo "make bench-bounds     the tests that hold a bound on time, one at a time: on a machine that does nothing else"
 	@echo "make bench-count      count instructions of requests by valgrind, against tests/golden/instructions.json: about a minute"
 	@echo "make bench-sparse [SPARSE=--quick]   quality of sparse recall on structured keys and a small model that it trains: about 40 minutes (bench-results)"
@@ -310,9 +310,19 @@ docs: setup
 	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics.page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 	$(RUN_TREE) $(BIN)/python -m kvpool_client.vllm.support docs/engines.md
 
+# An earlier document of this machine; by default that of the run before, which is kept.
+AGAINST ?=
+
 bench: setup
 	mkdir -p bench-results
-	@$(BIN)/kvpoolctl bench all --out bench-results/bench.json >bench-results/bench.txt; status=$$?; cat bench-results/bench.txt; exit $$status
+	@against="$(AGAINST)"; \
+	if [ -z "$$against" ]; then \
+	  against=bench-results/bench-before.json; \
+	  [ ! -f bench-results/bench.json ] || mv bench-results/bench.json "$$against"; \
+	  [ -f "$$against" ] || against=; \
+	fi; \
+	$(BIN)/kvpoolctl bench all --out bench-results/bench.json $${against:+--against "$$against"} >bench-results/bench.txt; status=$$?; \
+	cat bench-results/bench.txt; exit $$status
 
 # Its tables go with the document and the plots: make bench-sparse SPARSE="--seeds 41,42 --model-seed 6"
 SPARSE ?=

@@ -152,7 +152,7 @@ def test_help_reads_like_a_manual_page(command: str) -> None:
     assert "3  daemon unreachable" in text
 
 
-LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
+LATENCY = {"p50_us", "p99_us", "p50_spread_us", "times_floor", "times_floor_spread", "cpu_us", "daemon_cpu_us"}
 RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
 
 SHARES = {"memcpy_gb_per_s", "shards_gb_per_s", "by_one_ratio", "by_two_ratio_spread", "by_two_cpu_seconds_per_gb"}
@@ -167,14 +167,15 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document == json.loads(out.read_text())
-    assert set(document) == {"command", "version", "machine", "rows", "notes"}
+    assert set(document) == {"command", "version", "is_quick", "machine", "rows", "notes", "compared"}
     rows = document["rows"]
     ways = ["socket", "stream", *(["encrypted"] if kvpool_native.HAS_TLS else []), "shared memory"]
     peer_rows = len([*ways, *([] if REASON else ENGINE_WAYS)]) * len(QUICK_SIZES) * len(STREAMS)
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[SHARES] * 4,
-        *[LATENCY] * 12,
+        *[LATENCY] * 16,
+        *[{"requests_per_s", "requests_spread_per_s", "ratio", "ratio_spread", "daemon_cpu_us"}] * 2,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
         *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_extent_us"}] * peer_rows,
@@ -192,9 +193,33 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     for _ in range(2):
         run = execute("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
-        assert "footprint, ssd and peer are left out: they do not measure the daemon that --socket names" in run.stdout
+        assert (
+            "engines, footprint, ssd and peer are left out: they do not measure the daemon that --socket names"
+            in run.stdout
+        )
         assert "replay is left out: name traces" in run.stdout
     assert daemon.stats()["dram.chunks"] == 0
+
+
+def test_bench_ends_with_failure_where_a_figure_is_slower_than_in_an_earlier_document(tmp_path: Path) -> None:
+    out, before = tmp_path / "now.json", tmp_path / "before.json"
+    measure = ("bench", "engines", "--quick")
+    assert execute(*measure, "--out", str(before)).returncode == 0
+    document = json.loads(before.read_text())
+    for row in document["rows"]:
+        row |= {"ratio": 100.0, "ratio_spread": [99.0, 101.0]}
+    before.write_text(json.dumps(document))
+    run = execute(*measure, "--out", str(out), "--against", str(before))
+    assert run.returncode == 1
+    assert f"slower than in {before}: " in run.stderr
+    found = {(one["row"], one["figure"]): one for one in json.loads(out.read_text())["compared"]}
+    assert {figure for _, figure in found} == {"ratio", "daemon_cpu_us"}
+    assert {one["verdict"] for (_, figure), one in found.items() if figure == "ratio"} == {"slower"}
+    document["machine"]["processor"] = "6502"
+    before.write_text(json.dumps(document))
+    run = execute(*measure, "--against", str(before))
+    assert run.returncode == 0, run.stderr
+    assert f"nothing is compared with {before}: its processor is 6502" in run.stdout
 
 
 @pytest.mark.timed

@@ -6,20 +6,17 @@ AVX-512. What is counted is a fixed script (`count_script`), each request severa
 threads of the process add to some of them.
 """
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.errors import KVPoolError
 from kvpool_tools.bench.daemon import own_daemon
-from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.bench.measure import percentile
 
 # Callgrind's own marks: they do nothing where it does not run.
@@ -31,14 +28,12 @@ void end_count(void) { CALLGRIND_DUMP_STATS; }
 SCRIPT = "kvpool_tools.bench.count_script"
 DAEMON_BYTES = 64 << 20
 LIMIT_S = 900
-# How much more a request may need than was written down: two runs differ by one or two in a hundred.
-RATIO_MAX = 1.05
 TOTAL = re.compile(r"^(?:totals|summary): (\d+)", re.MULTILINE)
 
 
-def bench_counts(advance: Callable[[int], None], against: Mapping[str, int]) -> list[dict[str, object]]:
-    """Rows: the instructions of each request, and their ratio to what `against` has under its name. Raises KVPoolError where
-    valgrind or a compiler is missing, or the script fails."""
+def bench_counts(advance: Callable[[int], None]) -> list[dict[str, object]]:
+    """Rows: the instructions of each request. Raises KVPoolError where valgrind or a compiler is missing, or the script
+    fails."""
     valgrind, compiler = _command("valgrind"), _command("cc")
     with (
         tempfile.TemporaryDirectory(prefix="kvpool-bench-") as folder,
@@ -54,40 +49,12 @@ def bench_counts(advance: Callable[[int], None], against: Mapping[str, int]) -> 
         counts: dict[str, list[float]] = {}
         for number, name in enumerate(names, 1):
             counts.setdefault(name, []).append(_total(Path(f"{counted}.{number}")))
-    return [
-        _row(name, taken) | (_compared(taken, against.get(name)) if against else {}) for name, taken in counts.items()
-    ]
-
-
-def read_counts(path: str) -> dict[str, int]:
-    """The instructions by name that an earlier document of `bench turns --count` has. None of them where it is of another
-    Python or architecture: then they say nothing. Raises InvalidArgument."""
-    try:
-        document = json.loads(Path(path).read_text())
-        rows = {row["name"]: int(row["instructions"]) for row in document["rows"]}
-        kind = _kind(document["machine"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"--against is {path}, expected a document of bench turns --count: {error}") from error
-    return rows if kind == _kind(describe_machine()) else {}
-
-
-def _kind(machine: Mapping[str, Any]) -> tuple[str, str]:
-    """The architecture, and the version of Python without its patch."""
-    return machine["architecture"], machine["python"].rpartition(".")[0]
+    return [_row(name, taken) for name, taken in counts.items()]
 
 
 def _row(name: str, taken: list[float]) -> dict[str, object]:
-    return {"name": name, "instructions": _count(taken), "spread": [min(taken), max(taken)], "samples": len(taken)}
-
-
-def _compared(taken: list[float], before: int | None) -> dict[str, object]:
-    """Columns of a comparison; `before` None: the earlier document has no such row."""
-    ratio = None if before is None else round(_count(taken) / before, 3)
-    return {"before": before, "ratio": ratio, "bar_ratio": RATIO_MAX}
-
-
-def _count(taken: list[float]) -> int:
-    return round(percentile(taken, 0.25))
+    instructions = round(percentile(taken, 0.25))
+    return {"name": name, "instructions": instructions, "spread": [min(taken), max(taken)], "samples": len(taken)}
 
 
 def _command(name: str) -> str:
@@ -137,12 +104,3 @@ def _total(path: Path) -> float:
     if not found:
         raise KVPoolError(f"callgrind wrote no total to {path.name}: it cannot be read")
     return float(found[-1])
-
-
-def slower(rows: list[dict[str, Any]]) -> list[str]:
-    """What needs more than it may, a line each."""
-    return [
-        f"{row['name']}: {row['instructions']:,} instructions, {row['ratio']} x the {row['before']:,} before"
-        for row in rows
-        if (row.get("ratio") or 0) > RATIO_MAX
-    ]

@@ -15,33 +15,46 @@ from kvpool.errors import KVPoolError
 from kvpool_tools.bench.measure import cpu_seconds, timed_s
 
 TIMEOUT_S = 10.0
+# Answers are frames. Of one connection it waits by reading, as what asks does; of several by a poll.
 ECHO = """
-import socket, sys
-peer = socket.socket(fileno=int(sys.argv[1]))
-size, answer = int(sys.argv[2]), bytes(int(sys.argv[3]))
-while True:
-    left = size
-    while left:
-        data = peer.recv(left)
-        if not data:
-            sys.exit(0)
-        left -= len(data)
-    peer.sendall(answer)
+import select, socket, sys
+size, answer_size, *fds = map(int, sys.argv[1:])
+peers = {fd: socket.socket(fileno=fd) for fd in fds}
+answer = (answer_size - 4).to_bytes(4, "little") + bytes(answer_size - 4)
+poll = select.epoll()
+for fd in fds:
+    poll.register(fd, select.EPOLLIN)
+try:
+    while True:
+        for fd, _ in poll.poll() if len(fds) > 1 else [(fds[0], 0)]:
+            left = size
+            while left:
+                data = peers[fd].recv(left)
+                if not data:
+                    sys.exit(0)
+                left -= len(data)
+            peers[fd].sendall(answer)
+except OSError:
+    pass
 """
 
 
 class RawEcho:
-    """A child that answers requests of one length with answers of another. Used as a context manager."""
+    """A child that answers requests of one length with answers of another, on one connection or more. Used as a context
+    manager. `sockets`: this side of the connections."""
 
-    def __init__(self, request_bytes: int, answer_bytes: int) -> None:
+    def __init__(self, request_bytes: int, answer_bytes: int, connections: int = 1) -> None:
         self._request, self._answer_bytes = bytes(request_bytes), answer_bytes
         self._cores = os.sched_getaffinity(0)
-        self._ours, theirs = sockets.socketpair()
+        pairs = [sockets.socketpair() for _ in range(connections)]
+        self.sockets, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        self._ours = self.sockets[0]
         self._ours.settimeout(TIMEOUT_S)
-        sizes = [str(request_bytes), str(answer_bytes)]
-        command = [sys.executable, "-I", "-S", "-c", ECHO, str(theirs.fileno()), *sizes]
-        self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - the program above; it ends with its peer
-        theirs.close()
+        fds = [peer.fileno() for peer in theirs]
+        command = [sys.executable, "-I", "-S", "-c", ECHO, *map(str, (request_bytes, answer_bytes, *fds))]
+        self._child = subprocess.Popen(command, pass_fds=fds)  # noqa: S603 - the program above; it ends with its peers
+        for peer in theirs:
+            peer.close()
         if len(self._cores) > 1:
             os.sched_setaffinity(self._child.pid, {max(self._cores)})
 
@@ -54,7 +67,8 @@ class RawEcho:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ours.close()
+        for ours in self.sockets:
+            ours.close()
         try:
             self._child.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:

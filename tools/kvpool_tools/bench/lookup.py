@@ -7,15 +7,15 @@ two prompts does not: the cold row reads 64 MiB of other memory before each look
 
 import hashlib
 import os
-import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 import kvpool_client as kv
 from kvpool.errors import KVPoolError
 from kvpool_tools.bench.daemon import REVISION, MeasuredDaemon
-from kvpool_tools.bench.measure import latencies, median, timed_s
+from kvpool_tools.bench.measure import Bars, Rounds, timed_s
 
 TOKENS = 131_072
 LAYOUT = kv.Layout(layers=1, kv_heads=1, head_dim=16, dtype="bfloat16", chunk_tokens=256)
@@ -36,15 +36,15 @@ KEYS, MISS, HIT, COLD, WHOLE = (
     "keys and lookup, 512 hit",
 )
 HASH_FLOOR, PROBE_FLOOR = "SHA-256 of 128k tokens", "dict, 512 probes"
-# The floor of each row, and its bar.
-ROWS: dict[str, tuple[str | None, int | None]] = {
-    HASH_FLOOR: (None, None),
-    KEYS: (HASH_FLOOR, WHOLE_BAR_US),
-    PROBE_FLOOR: (None, None),
-    MISS: (PROBE_FLOOR, MISS_BAR_US),
-    HIT: (PROBE_FLOOR, WHOLE_BAR_US),
-    COLD: (PROBE_FLOOR, WHOLE_BAR_US),
-    WHOLE: (HASH_FLOOR, WHOLE_BAR_US),
+# The floor of each row, and its bars.
+ROWS: dict[str, tuple[str, Bars]] = {
+    HASH_FLOOR: (HASH_FLOOR, Bars()),
+    KEYS: (HASH_FLOOR, Bars(us=WHOLE_BAR_US)),
+    PROBE_FLOOR: (PROBE_FLOOR, Bars()),
+    MISS: (PROBE_FLOOR, Bars(us=MISS_BAR_US)),
+    HIT: (PROBE_FLOOR, Bars(us=WHOLE_BAR_US)),
+    COLD: (PROBE_FLOOR, Bars(us=WHOLE_BAR_US)),
+    WHOLE: (HASH_FLOOR, Bars(us=WHOLE_BAR_US)),
 }
 
 
@@ -66,39 +66,45 @@ def bench_lookup(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int]
             HIT: lambda: pool.lookup(keys),
             WHOLE: lambda: pool.lookup(pool.keys(tokens)),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in ROWS}
-        cpu_s = dict.fromkeys(ROWS, 0.0)
-        for _ in range(rounds):
-            for name, call in calls.items():
-                before_s = time.process_time()
-                seconds[name] += [timed_s(call) for _ in range(SAMPLES)]
-                cpu_s[name] += time.process_time() - before_s
-            for _ in range(COLD_SAMPLES):
-                other.sum()
-                before_s = time.process_time()
-                seconds[COLD].append(timed_s(calls[HIT]))
-                cpu_s[COLD] += time.process_time() - before_s
-            advance(rounds)
+        taken = Rounds(rounds, advance)
+        taken.run(
+            {name: (lambda call=call: [timed_s(call) for _ in range(SAMPLES)], None) for name, call in calls.items()}
+            | {COLD: (lambda: [_cold_s(other, calls[HIT]) for _ in range(COLD_SAMPLES)], None)}
+        )
         if pool.lookup(keys).chunks != len(keys) or pool.lookup(missing).chunks:
             raise KVPoolError("a lookup found other chunks than were stored: the measured calls prove nothing")
     if not daemon.is_own:
         daemon.forget(MODEL)
-    return [_row(name, seconds, cpu_s[name]) for name in ROWS]
+    return [taken.row(name, floor, bars) for name, (floor, bars) in ROWS.items()]
 
 
-def connect(daemon: MeasuredDaemon) -> kv.Pool:
+def _cold_s(other: npt.NDArray[np.uint8], call: Callable[[], object]) -> float:
+    other.sum()
+    return timed_s(call)
+
+
+def connect(
+    daemon: MeasuredDaemon, layout: kv.Layout = LAYOUT, share: kv.Share | None = None, salt: bytes | None = None
+) -> kv.Pool:
     """A Pool for small chunks, with a salt of its own: a shared daemon must not have the chunks of an earlier run."""
-    return kv.connect(daemon.socket, model=MODEL, revision=REVISION, layout=LAYOUT, salt=os.urandom(16), timeout_s=10.0)
+    return kv.connect(
+        daemon.socket,
+        model=MODEL,
+        revision=REVISION,
+        layout=layout,
+        share=share,
+        salt=os.urandom(16) if salt is None else salt,
+        timeout_s=10.0,
+    )
 
 
 def store_zeros(pool: kv.Pool, keys: kv.KeyChain) -> None:
-    """Have all chunks of `keys` stored. Raises KVPoolError if the daemon declines."""
-    result = pool.save(keys, from_=np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)).commit()
-    if result is None or result.stored + result.present != len(keys):
+    """Have all chunks of `keys` stored, or this Pool's share of them. Raises KVPoolError if the daemon declines."""
+    parts = [share.of_layout(part) for share, part in zip(pool.shares, pool.layout.group_layouts, strict=True)]
+    rows = [
+        np.zeros((len(chunks), part.chunk_bytes), np.uint8)
+        for part, chunks in zip(parts, pool.chunks_to_save(keys), strict=True)
+    ]
+    result = pool.save(keys, from_=rows if pool.layout.groups else rows[0]).commit()
+    if result is None or result.declined:
         raise KVPoolError(f"the daemon declined to store {len(keys)} small chunks: {result}")
-
-
-def _row(name: str, seconds: dict[str, list[float]], cpu_s: float) -> dict[str, object]:
-    floor, bar_us = ROWS[name]
-    ratio = round(median(seconds[name]) / median(seconds[floor]), 2) if floor else 1.0
-    return latencies(name, seconds[name], bar_us=bar_us, ratio=ratio, cpu_seconds=round(cpu_s, 4))

@@ -1,12 +1,14 @@
 """Timing for the benchmarks: durations in, medians with their spread out. Main thread of a command only.
 
-A spread is the pair [p10, p90] of the same samples whose median it stands beside. CPU time is read by a process's clock
-(nanoseconds, all its threads), of this process or of another one on this machine.
+A spread is the pair [p10, p90] of what its median stands for: of a latency's samples, else of the rounds. CPU time is read by a
+process's clock (nanoseconds, all its threads), of this process or of another one on this machine.
 """
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -72,7 +74,70 @@ def latencies(name: str, seconds: Sequence[float], **more: object) -> dict[str, 
     return {
         "name": name,
         **quantiles_us("", seconds),
-        "spread_us": spread(microseconds, 1),
+        "p50_spread_us": spread(microseconds, 1),
         "samples": len(seconds),
         **more,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What a row may have at most: microseconds, times its floor, microseconds of the daemon's CPU; None: no bar."""
+
+    us: float | None = None
+    times_floor: float | None = None
+    daemon_cpu_us: float | None = None
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Of one name, an entry for each counted round: seconds of its calls, and CPU seconds of a call here and in the daemon."""
+
+    seconds: list[list[float]] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    daemon_cpu_s: list[float] = field(default_factory=list)
+
+
+class Rounds:
+    """Calls that take turns, round by round: what disturbs the machine falls on all of them, and on their floors.
+
+    Invariant: each name has an entry for each round but the first, which warms and is not counted.
+    """
+
+    def __init__(self, rounds: int, advance: Callable[[int], None]) -> None:
+        self._rounds, self._advance = rounds, advance
+        self._taken: dict[str, _Taken] = defaultdict(_Taken)
+
+    def run(self, calls: Mapping[str, tuple[Callable[[], list[float]], Callable[[], float] | None]]) -> None:
+        """Every round. By name: what makes some calls and returns the seconds of each, and the clock of the daemon's CPU."""
+        for number in range(self._rounds):
+            for name, (call, clock) in calls.items():
+                before_s, daemon_before_s = time.process_time(), clock() if clock else 0.0
+                seconds = call()
+                used_s, daemon_used_s = time.process_time() - before_s, (clock() if clock else 0.0) - daemon_before_s
+                if number:
+                    taken = self._taken[name]
+                    taken.seconds.append(seconds)
+                    taken.cpu_s.append(used_s / len(seconds))
+                    taken.daemon_cpu_s.append(daemon_used_s / len(seconds) if clock else 0.0)
+            self._advance(self._rounds)
+
+    def row(self, name: str, floor: str, bars: Bars = Bars()) -> dict[str, object]:
+        """A row: the latency, its ratio to the floor of the same round, and the CPU time of a call. A floor is its own."""
+        taken = self._taken[name]
+        times = [
+            median(own) / median(least) for own, least in zip(taken.seconds, self._taken[floor].seconds, strict=True)
+        ]
+        daemon_us = [seconds * 1e6 for seconds in taken.daemon_cpu_s]
+        return latencies(
+            name,
+            [one for some in taken.seconds for one in some],
+            bar_us=bars.us,
+            times_floor=round(median(times), 2),
+            times_floor_spread=spread(times),
+            times_floor_bar=bars.times_floor,
+            cpu_us=round(median(taken.cpu_s) * 1e6, 1),
+            daemon_cpu_us=round(median(daemon_us), 1),
+            daemon_cpu_spread_us=spread(daemon_us, 1),
+            daemon_cpu_bar_us=bars.daemon_cpu_us,
+        )

@@ -1,13 +1,16 @@
-"""`bench rpc`: acquire of 512 chunks, and a hit of 8192 tokens (keys, lookup, acquire, release), against a raw unix socket's
-round trip of as many bytes as the acquire's in the same run (see `echo.py`); and commits, unless the daemon is a shared one.
+"""`bench rpc`: acquire and release of 512 chunks, and hits of 8192 tokens (keys, lookup, acquire, release) of a plain layout,
+of a hybrid one with four groups and of a tensor-parallel rank's share, against a raw unix socket's round trip of as many bytes
+as the acquire's in the same run (see `echo.py`); and saves and commits, unless the daemon is a shared one.
 
-The three are taken in turn, in rounds, of which the first is not counted. The daemon is not pinned to a core. Lookups and
-releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release is not
-answered: behind one of 512 chunks another request waits for it, untimed; of the hit's it falls into the next sample.
+All are taken in turn, in rounds. The daemon is not pinned to a core. Behind each acquire the lookup, the release and a request
+that waits for it are not timed; its CPU times have them. In the other rows a release falls into the next sample, which is how
+it delays an engine; their CPU times are those of the requests that the row names.
 """
 
-import time
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,92 +20,89 @@ from kvpool.errors import KVPoolError
 from kvpool_tools.bench.commit import bench_commit
 from kvpool_tools.bench.daemon import MeasuredDaemon
 from kvpool_tools.bench.echo import RawEcho
-from kvpool_tools.bench.lookup import MODEL, TOKENS, connect, store_zeros
-from kvpool_tools.bench.measure import latencies, median, timed_s
+from kvpool_tools.bench.lookup import LAYOUT, MODEL, TOKENS, connect, store_zeros
+from kvpool_tools.bench.measure import Bars, Rounds, timed_s
 
-ACQUIRE_BAR_US = 100
+ECHO, ACQUIRE, BOTH = "raw round trip", "acquire, 512 chunks", "acquire and release, 512 chunks"
+HIT, GROUPS_HIT, SHARE_HIT = "hit of 8192 tokens", "the same, 4 groups", "the same, a share of 2"
+# The floor of each row, and its bars.
+ROWS: dict[str, tuple[str, Bars]] = {
+    ECHO: (ECHO, Bars()),
+    ACQUIRE: (ECHO, Bars(us=100)),
+    BOTH: (ECHO, Bars(daemon_cpu_us=55)),
+    HIT: (ECHO, Bars(us=60)),
+    GROUPS_HIT: (HIT, Bars(times_floor=1.3)),
+    SHARE_HIT: (HIT, Bars(times_floor=1.3)),
+}
 NO_TICKET = bytes(32)
 HIT_TOKENS = 8192
-HIT_BAR_US = 60
 REQUEST_BYTES = 32 + 16
 ANSWER_BYTES = 512 * 17
 ROUNDS, SAMPLES = 11, 100
 QUICK_ROUNDS, QUICK_SAMPLES = 3, 20
+# A quarter of the layers attends to everything, the others to windows, as large as hybrid models have them.
+GROUPS = kv.Layout(
+    chunk_tokens=LAYOUT.chunk_tokens,
+    groups=(
+        kv.Group(layers=1, kv_heads=1, head_dim=16, dtype="bfloat16"),
+        *(
+            kv.Group(kind="window", window=window, layers=1, kv_heads=1, head_dim=16, dtype="bfloat16")
+            for window in (512, 1024, 4096)
+        ),
+    ),
+)
+SHARED = kv.Layout(layers=1, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=LAYOUT.chunk_tokens, head_groups=2)
 
 
 def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, object]]:
-    """Rows: the raw round trip, and acquire and a whole hit with their ratios to it."""
+    """A row for each of ROWS, and those of `bench_commit`."""
     rounds, samples = (QUICK_ROUNDS, QUICK_SAMPLES) if is_quick else (ROUNDS, SAMPLES)
     tokens = np.random.default_rng(2).integers(0, 50_000, TOKENS, dtype=np.int32)
-    seconds: dict[str, list[float]] = {"echo": [], "acquire": [], "hit": []}
-    cpu_s = dict.fromkeys(("echo", "acquire", "daemon", "hit", "hit daemon"), 0.0)
-    with RawEcho(REQUEST_BYTES, ANSWER_BYTES) as raw, connect(daemon) as pool:
+    some = tokens[:HIT_TOKENS]
+    with ExitStack() as stack:
+        raw = stack.enter_context(RawEcho(REQUEST_BYTES, ANSWER_BYTES))
+        pool = stack.enter_context(connect(daemon))
         keys = pool.keys(tokens)
         store_zeros(pool, keys)
-        for number in range(rounds):
-            before = _cpu(daemon, raw)
-            echo = raw.round_trips_s(samples)
-            between = _cpu(daemon, raw)
-            acquire = [_acquire_s(pool, keys) for _ in range(samples)]
-            after = _cpu(daemon, raw)
-            hits = [timed_s(lambda: _hit(pool, tokens[:HIT_TOKENS])) for _ in range(samples)]
-            last = _cpu(daemon, raw)
-            if number:
-                seconds["echo"] += echo
-                seconds["acquire"] += acquire
-                cpu_s["echo"] += between[0] - before[0] + between[2] - before[2]
-                cpu_s["acquire"] += after[0] - between[0]
-                cpu_s["daemon"] += after[1] - between[1]
-                seconds["hit"] += hits
-                cpu_s["hit"] += last[0] - after[0]
-                cpu_s["hit daemon"] += last[1] - after[1]
-            advance(rounds)
+        hits = {
+            HIT: pool,
+            GROUPS_HIT: _stored(stack, daemon, GROUPS, some),
+            SHARE_HIT: _stored(
+                stack, daemon, SHARED, some, shares=[kv.Share.of_rank(SHARED, rank, 2) for rank in (0, 1)]
+            ),
+        }
+        calls: dict[str, Callable[[], list[float]]] = {
+            ACQUIRE: lambda: [_acquire_s(pool, keys) for _ in range(samples)],
+            BOTH: lambda: _lease_s(pool, keys, samples),
+        } | {
+            name: (lambda engine=engine: [timed_s(partial(_hit, engine, some)) for _ in range(samples)])
+            for name, engine in hits.items()
+        }
+        taken = Rounds(rounds, advance)
+        taken.run(
+            {ECHO: (lambda: raw.round_trips_s(samples), raw.cpu_seconds)}
+            | {name: (call, daemon.cpu_seconds) for name, call in calls.items()}
+        )
     if not daemon.is_own:
         daemon.forget(MODEL)
-    return [
-        _row("raw round trip", seconds["echo"], echo_s=seconds["echo"], used_s=cpu_s["echo"]),
-        _row(
-            "acquire, 512 chunks",
-            seconds["acquire"],
-            echo_s=seconds["echo"],
-            bar_us=ACQUIRE_BAR_US,
-            used_s=cpu_s["acquire"],
-            daemon_s=cpu_s["daemon"],
-        ),
-        _row(
-            "hit of 8192 tokens",
-            seconds["hit"],
-            echo_s=seconds["echo"],
-            bar_us=HIT_BAR_US,
-            used_s=cpu_s["hit"],
-            daemon_s=cpu_s["hit daemon"],
-        ),
-        *(bench_commit(is_quick) if daemon.is_own else []),
-    ]
+    rows = [taken.row(name, floor, bars) for name, (floor, bars) in ROWS.items()]
+    return rows + (bench_commit(is_quick, advance) if daemon.is_own else [])
 
 
-def _row(
-    name: str,
-    taken_s: list[float],
+def _stored(
+    stack: ExitStack,
+    daemon: MeasuredDaemon,
+    layout: kv.Layout,
+    tokens: npt.NDArray[np.int32],
     *,
-    echo_s: list[float],
-    used_s: float,
-    bar_us: int | None = None,
-    daemon_s: float | None = None,
-) -> dict[str, object]:
-    return latencies(
-        name,
-        taken_s,
-        bar_us=bar_us,
-        ratio=round(median(taken_s) / median(echo_s), 2),
-        cpu_seconds=round(used_s, 4),
-        daemon_cpu_seconds=None if daemon_s is None else round(daemon_s, 4),
-    )
-
-
-def _cpu(daemon: MeasuredDaemon, raw: RawEcho) -> tuple[float, float, float]:
-    """CPU seconds so far of this process, the daemon, and the echo."""
-    return time.process_time(), daemon.cpu_seconds(), raw.cpu_seconds()
+    shares: Sequence[kv.Share | None] = (None,),
+) -> kv.Pool:
+    """A Pool of the first share, with the prompt stored by all of them."""
+    salt = os.urandom(16)
+    pools = [stack.enter_context(connect(daemon, layout, share, salt)) for share in shares]
+    for pool in pools:
+        store_zeros(pool, pool.keys(tokens))
+    return pools[0]
 
 
 def _hit(pool: kv.Pool, tokens: npt.NDArray[np.int32]) -> None:
@@ -122,4 +122,12 @@ def _acquire_s(pool: kv.Pool, keys: kv.KeyChain) -> float:
         raise KVPoolError(f"acquire leased {leases[0].chunks} of {len(keys)} chunks: the measured call proves nothing")
     leases[0].release()
     pool.claim(NO_TICKET)  # answered when the release has been served
+    return seconds
+
+
+def _lease_s(pool: kv.Pool, keys: kv.KeyChain, samples: int) -> list[float]:
+    """Seconds of so many leases that follow each other, each released at once, and all of them at the end."""
+    hit = pool.lookup(keys)
+    seconds = [timed_s(lambda: pool.acquire(hit).release()) for _ in range(samples)]
+    pool.claim(NO_TICKET)
     return seconds

@@ -254,7 +254,7 @@ def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: li
         "ratio_spread": spread(results.ratio),
         "ratio_bar": RATIO_BAR if is_stream else None,
         "cpu_seconds_per_gb": round(median(results.cpu), 3),
-        "cpu_spread": spread(results.cpu),
+        "cpu_spread_seconds_per_gb": spread(results.cpu),
         "cpu_bar": CPU_BAR if is_stream else None,
         "first_extent_us": round(median(results.first_extent_us)) if has_extents else None,
         "first_extent_spread_us": spread(results.first_extent_us, 0) if has_extents else [0, 0],

@@ -5,6 +5,7 @@ its floor. The measurements are in `kvpool_tools.bench`; here are the commands a
 only.
 """
 
+import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ import click
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
 from kvpool.units import parse_size
+from kvpool_tools.bench.compare import COUNTS, TIMES, Terms
 from kvpool_tools.bench.control_turns import bench_turns
 from kvpool_tools.bench.copy import bench_copy
-from kvpool_tools.bench.counted import RATIO_MAX, bench_counts, read_counts, slower
+from kvpool_tools.bench.counted import bench_counts
 from kvpool_tools.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool_tools.bench.disk import has_disk
+from kvpool_tools.bench.engines import bench_engines
 from kvpool_tools.bench.footprint import bench_footprint, default_capacity
 from kvpool_tools.bench.lookup import bench_lookup
 from kvpool_tools.bench.lookup_attention.steps import bench_sparse
@@ -38,7 +41,7 @@ from kvpool_tools.bench.rpc import bench_rpc
 from kvpool_tools.bench.shares import bench_shares
 from kvpool_tools.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
 from kvpool_tools.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
-from kvpool_tools.cli.bench_report import Advance, Report, Row
+from kvpool_tools.cli.bench_report import Advance, Asked, Report, Row
 from kvpool_tools.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool_tools.cli.number_range import NumberRange
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
@@ -54,28 +57,46 @@ Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
 
 # What runs on one daemon, one kind after the other.
 KINDS: dict[str, tuple[Bench, str]] = {
-    "copy": (bench_copy, "save and load, per copying thread, against memcpy of the same bytes"),
-    "shares": (bench_shares, "a rank of two loads its heads of chunks of another size, against shards of its own"),
-    "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
-    "rpc": (bench_rpc, "acquire and commit of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
+    "copy": (bench_copy, "Save and load, for each copying thread, against memcpy of the same bytes."),
+    "shares": (
+        bench_shares,
+        "Load a rank's heads of chunks of other tensor-parallel sizes, against shards of its own.",
+    ),
+    "lookup": (bench_lookup, "Keys and lookup of a 128k-token prompt, against SHA-256 and a dict."),
+    "rpc": (
+        bench_rpc,
+        "Acquire, save and commit of 512 chunks and hits of 8192 tokens, against a raw socket's round trip.",
+    ),
 }
 SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
 TURNS_TITLE = "how much of the control thread long requests take in one turn"
 COUNTS_TITLE = "instructions of an engine's requests, by callgrind"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
+ENGINES_TITLE = "requests a second of 64 engines, against raw round trips of as many connections"
 PEER_TITLE = "chunks from node to node over loopback, against plain sockets with as many connections"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
 
 def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --quick and --out, and what every command has."""
+    """Adds --quick, --out and --against, which the command gets as one Asked, and what every command has."""
     quick = click.option(
         "--quick", is_flag=True, help="Measure few rounds: this shows that it works, and proves nothing."
     )
     out = click.option(
         "--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE, too."
     )
-    return quick(out(common_options(click.pass_obj(command))))
+    against = click.option(
+        "--against",
+        metavar="FILE",
+        help="Compare with FILE, an earlier document (--out) of the same machine: exit code 1 where a figure is worse "
+        f"by more than {TIMES.bound} x ({COUNTS.bound} x of --count), and beyond the spread of both.",
+    )
+
+    @functools.wraps(command)
+    def run(options: Options, *, quick: bool, out: str | None, against: str | None, **named: Any) -> None:
+        command(options, Asked(is_quick=quick, out=out, against=against), **named)
+
+    return quick(out(against(common_options(click.pass_obj(run)))))
 
 
 traces_argument = click.argument("traces", nargs=-1, metavar="[TRACE]...", type=click.Path(dir_okay=False))
@@ -92,36 +113,20 @@ def bench() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@bench.command(epilog=epilog("kvpoolctl bench copy", "kvpoolctl bench copy --quick --json"))
-@bench_options
-def copy(options: Options, quick: bool, out: str | None) -> None:
-    """Save and load, for each copying thread, against memcpy of the same bytes."""
-    with _reporting(options, "copy", out) as report:
-        _measure_kinds(report, options, ["copy"], is_quick=quick)
+def _add_kind(name: str) -> None:
+    """A command that measures one kind."""
+
+    @bench_options
+    def measure(options: Options, asked: Asked) -> None:
+        with _reporting(options, name, asked) as report:
+            _measure_kinds(report, options, [name], is_quick=asked.is_quick)
+
+    examples = epilog(f"kvpoolctl bench {name}", f"kvpoolctl bench {name} --quick --json")
+    bench.command(name, help=KINDS[name][1], epilog=examples)(measure)
 
 
-@bench.command(epilog=epilog("kvpoolctl bench shares", "kvpoolctl bench shares --quick --json"))
-@bench_options
-def shares(options: Options, quick: bool, out: str | None) -> None:
-    """Load a rank's heads of chunks that engines of other tensor-parallel sizes have stored, against shards of its own."""
-    with _reporting(options, "shares", out) as report:
-        _measure_kinds(report, options, ["shares"], is_quick=quick)
-
-
-@bench.command(epilog=epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))
-@bench_options
-def lookup(options: Options, quick: bool, out: str | None) -> None:
-    """Keys and lookup of a 128k-token prompt, against SHA-256 and a dict."""
-    with _reporting(options, "lookup", out) as report:
-        _measure_kinds(report, options, ["lookup"], is_quick=quick)
-
-
-@bench.command(epilog=epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
-@bench_options
-def rpc(options: Options, quick: bool, out: str | None) -> None:
-    """Acquire and commit of 512 chunks and a hit of 8192 tokens, against a raw socket's round trip."""
-    with _reporting(options, "rpc", out) as report:
-        _measure_kinds(report, options, ["rpc"], is_quick=quick)
+for _name in KINDS:
+    _add_kind(_name)
 
 
 @bench.command(epilog=epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --ssd-chunks 4M"))
@@ -132,54 +137,50 @@ def rpc(options: Options, quick: bool, out: str | None) -> None:
     "--ssd-chunks", metavar="COUNT", help="Measure what so many chunks on disk cost in memory, such as 4M, instead."
 )
 @bench_options
-def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, quick: bool, out: str | None) -> None:
+def footprint(options: Options, asked: Asked, capacity: str | None, ssd_chunks: str | None) -> None:
     """Cost of an idle daemon in memory and CPU time, and the time until it serves.
 
     Starts daemons of its own; --socket has no meaning here.
     """
     if options.socket is not None:
         fail("footprint starts daemons of its own: leave --socket out", EXIT_USAGE)
-    with _reporting(options, "footprint", out) as report:
+    with _reporting(options, "footprint", asked) as report:
         if ssd_chunks is not None:
             count = parse_chunks(ssd_chunks)
             report.measure("footprint", SSD_CHUNKS_TITLE, lambda advance: bench_ssd_chunks(count, advance))
             return
-        size = default_capacity(quick) if capacity is None else parse_size(capacity)
-        report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+        size = default_capacity(asked.is_quick) if capacity is None else parse_size(capacity)
+        report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, asked.is_quick, advance))
+
+
+@bench.command(epilog=epilog("kvpoolctl bench engines", "kvpoolctl bench engines --quick --json"))
+@bench_options
+def engines(options: Options, asked: Asked) -> None:
+    """Requests a second of one daemon with 64 engines, which save and lease prompts of 32 chunks, and its CPU time for each.
+
+    Starts a daemon of its own; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("engines starts a daemon of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "engines", asked) as report:
+        _measure_engines(report, asked)
 
 
 @bench.command(epilog=epilog("kvpoolctl bench turns", "kvpoolctl bench turns --count --against counts.json"))
 @click.option("--count", is_flag=True, help="Count instructions of requests instead, by valgrind: about a minute.")
-@click.option(
-    "--against",
-    metavar="FILE",
-    help=f"With --count: fail where a request needs {RATIO_MAX} times what this earlier document (--out) has.",
-)
 @bench_options
-def turns(options: Options, count: bool, against: str | None, quick: bool, out: str | None) -> None:
+def turns(options: Options, asked: Asked, count: bool) -> None:
     """Time on the control thread of commits, a demotion of all chunks and requests about the longest chains.
 
     Runs the daemon's own classes without bytes in this process; --socket has no meaning here.
     """
     if options.socket is not None:
         fail("turns uses no daemon: leave --socket out", EXIT_USAGE)
-    if not count and against is not None:
-        fail("--against is for --count: times are not compared", EXIT_USAGE)
-    with _reporting(options, "turns", out) as report:
+    with _reporting(options, "turns", asked, COUNTS if count else TIMES) as report:
         if count:
-            before = {} if against is None else read_counts(against)
-            report.measure("turns", COUNTS_TITLE, lambda advance: bench_counts(advance, before))
-            if against is not None and not before:
-                report.note_remark(f"nothing is compared: {against} is of another version of Python, or architecture")
+            report.measure("turns", COUNTS_TITLE, bench_counts)
         else:
-            report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
-    for line in slower(report.rows):
-        click.echo(f"kvpoolctl: {line}", err=True)
-    if slower(report.rows):
-        fail(
-            f"requests need more than {RATIO_MAX} times what they did: find out why, or write the new counts down",
-            EXIT_FAILURE,
-        )
+            report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(asked.is_quick, advance))
 
 
 @bench.command(epilog=epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))
@@ -190,7 +191,7 @@ def turns(options: Options, count: bool, against: str | None, quick: bool, out: 
 )
 @click.option("--rdma-devices", default="", metavar="NAMES", help="Use these RDMA devices, by comma (default: all).")
 @bench_options
-def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: bool, out: str | None) -> None:
+def peer(options: Options, asked: Asked, rdma_protocol: str | None, rdma_devices: str) -> None:
     """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first extent.
 
     The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it. Both
@@ -202,14 +203,14 @@ def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: 
     protocol = rdma_protocol or _engine_protocol()
     if protocol == "rdma" and not has_rdma_devices():
         fail(f"--rdma-protocol is rdma, and {INFINIBAND} has no device", EXIT_USAGE)
-    with _reporting(options, "peer", out) as report:
-        _measure_peer(report, EngineChoice(protocol, rdma_devices), is_quick=quick)
+    with _reporting(options, "peer", asked) as report:
+        _measure_peer(report, EngineChoice(protocol, rdma_devices), is_quick=asked.is_quick)
 
 
 @bench.command(epilog=epilog("kvpoolctl bench sparse", "kvpoolctl bench sparse --tokens 64k --threads 1 --paths"))
 @sparse_options
 @bench_options
-def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None:
+def sparse(options: Options, asked: Asked, **named: Any) -> None:
     """A decoding step by lookup and its parts, against full attention and plain reading of the same KV.
 
     Summaries first, then recall, attention and the whole step for each number of threads, resident set and budget. KV is made
@@ -217,8 +218,8 @@ def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None
     """
     if options.socket is not None:
         fail("sparse uses no daemon: leave --socket out", EXIT_USAGE)
-    with _reporting(options, "sparse", out) as report:
-        bench_sparse(sparse_choice(asked, is_quick=quick), report.measure, report.note_remark)
+    with _reporting(options, "sparse", asked) as report:
+        bench_sparse(sparse_choice(named, is_quick=asked.is_quick), report.measure, report.note_remark)
         report.note_remark(
             "{processor}, {cores} cores, load average {load_average_before} before".format(**report.machine)
         )
@@ -235,7 +236,7 @@ path_option = click.option(
 @path_option
 @click.option("--size", metavar="SIZE", help=f"Bytes of one pass, 8MiB or more (default: {DEFAULT_SIZE}).")
 @bench_options
-def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: str | None) -> None:
+def ssd(options: Options, asked: Asked, path: str | None, size: str | None) -> None:
     """The SSD tier against raw I/O past the page cache: rates, the read tail, the first layer, reopening.
 
     Starts daemons of its own; --socket has no meaning here. The fresh folder is removed at the end. A file system in
@@ -243,8 +244,8 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
     """
     if options.socket is not None:
         fail("ssd starts daemons of its own: leave --socket out", EXIT_USAGE)
-    with _reporting(options, "ssd", out) as report:
-        bench_ssd(path, parse_total(size, is_quick=quick), quick, report.measure)
+    with _reporting(options, "ssd", asked) as report:
+        bench_ssd(path, parse_total(size, is_quick=asked.is_quick), asked.is_quick, report.measure)
 
 
 @bench.command(
@@ -288,6 +289,7 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 @bench_options
 def replay(
     options: Options,
+    asked: Asked,
     traces: tuple[str, ...],
     clients: int,
     chunk_bytes: str,
@@ -299,8 +301,6 @@ def replay(
     times: str | None,
     overrides: tuple[str, ...],
     salt: str,
-    quick: bool,
-    out: str | None,
 ) -> None:
     """Replay request traces through a daemon, with real bytes, every one of which is checked.
 
@@ -310,15 +310,15 @@ def replay(
     if options.socket is not None and (capacity is not None or ssd_ratio or overrides):
         name = "--ssd-ratio" if ssd_ratio else "--set" if overrides else "--capacity"
         fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
-    with _reporting(options, "replay", out) as report:
+    with _reporting(options, "replay", asked) as report:
         named = named_traces(traces)
         if not named:
             fail(f"name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER", EXIT_USAGE)
-        asked = ReplayOptions(
+        replayed = ReplayOptions(
             clients=1 if settled else clients,
             chunk_bytes=parse_size(chunk_bytes),
             capacity=capacity or DEFAULT_CAPACITY,
-            requests=QUICK_REQUESTS if quick and requests is None else requests,
+            requests=QUICK_REQUESTS if asked.is_quick and requests is None else requests,
             salt=salt,
             socket=options.socket,
             ssd_ratio=ssd_ratio,
@@ -329,32 +329,35 @@ def replay(
         )
         if times is not None and not (settled and len(named) == 1):
             fail("--times is for one trace with --settled", EXIT_USAGE)
-        replay_layout(asked.chunk_bytes, Trace.block_tokens)
-        parse_capacity(asked.capacity, 1)
-        _measure_replay(report, named, asked)
+        replay_layout(replayed.chunk_bytes, Trace.block_tokens)
+        parse_capacity(replayed.capacity, 1)
+        _measure_replay(report, named, replayed)
 
 
 @bench.command("all", epilog=epilog("kvpoolctl bench all", "kvpoolctl bench all traces/*.jsonl.gz --out bench.json"))
 @traces_argument
 @bench_options
-def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str | None) -> None:
+def all_kinds(options: Options, asked: Asked, traces: tuple[str, ...]) -> None:
     """All benchmarks; replay where a TRACE is named, or a folder of them by KVPOOL_TRACES."""
-    with _reporting(options, "all", out) as report:
+    with _reporting(options, "all", asked) as report:
         named = named_traces(traces)
-        _measure_kinds(report, options, list(KINDS), is_quick=quick)
+        _measure_kinds(report, options, list(KINDS), is_quick=asked.is_quick)
         if options.socket is None:
-            size = default_capacity(quick)
-            report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
-            _measure_ssd(report, is_quick=quick)
-            _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=quick)
+            _measure_engines(report, asked)
+            size = default_capacity(asked.is_quick)
+            report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, asked.is_quick, advance))
+            _measure_ssd(report, is_quick=asked.is_quick)
+            _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=asked.is_quick)
         else:
             report.note_remark(
-                "footprint, ssd and peer are left out: they do not measure the daemon that --socket names"
+                "engines, footprint, ssd and peer are left out: they do not measure the daemon that --socket names"
             )
         if named:
-            requests = QUICK_REQUESTS if quick else None
-            asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
-            _measure_replay(report, named, asked)
+            requests = QUICK_REQUESTS if asked.is_quick else None
+            replayed = ReplayOptions(
+                DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket
+            )
+            _measure_replay(report, named, replayed)
         else:
             report.note_remark(
                 f"replay is left out: name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER"
@@ -362,10 +365,10 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
 
 
 @contextmanager
-def _reporting(options: Options, command: str, out: str | None) -> Iterator[Report]:
-    """A report that is finished at the end; what goes wrong ends the command with its exit code."""
+def _reporting(options: Options, command: str, asked: Asked, terms: Terms = TIMES) -> Iterator[Report]:
+    """A report that is finished at the end; what goes wrong, or got slower, ends the command with its exit code."""
     try:
-        report = Report(options, command, out)
+        report = Report(options, command, asked, terms)
         yield report
         report.finish()
     except (TraceError, InvalidArgument) as error:
@@ -382,6 +385,8 @@ def _reporting(options: Options, command: str, out: str | None) -> Iterator[Repo
             click.echo(f"  {key}", err=True)
     if wrong:
         fail("wrong bytes came back: this daemon must not be used", EXIT_FAILURE)
+    if report.slower:
+        fail(f"slower than in {asked.against}: {len(report.slower)} of {len(report.compared)} figures", EXIT_FAILURE)
 
 
 def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is_quick: bool) -> None:
@@ -389,6 +394,10 @@ def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is
         for name in kinds:
             run, title = KINDS[name]
             report.measure(name, title, lambda advance, run=run: run(daemon, is_quick, advance))  # type: ignore[misc]
+
+
+def _measure_engines(report: Report, asked: Asked) -> None:
+    report.measure("engines", ENGINES_TITLE, lambda advance: bench_engines(asked.is_quick, advance))
 
 
 def _measure_ssd(report: Report, *, is_quick: bool) -> None:
