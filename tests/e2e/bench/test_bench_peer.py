@@ -11,9 +11,11 @@ import kvpool_native
 from kvpool.transfer.child.mooncake import has_rdma_devices
 from kvpool_tools.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
 from kvpool_tools.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
+from kvpool_tools.bench.peer.round_trips import CHUNKS, FIRST, NEXT
 from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.transfer.engine_daemons import needs_engine
 
+PULLS = tuple(f"{name}, {CHUNKS} chunks" for name in (FIRST, NEXT))
 OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED)
 
 
@@ -24,7 +26,10 @@ def _without_engine(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
 
 
-def _assert_shape(rows: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
+def _assert_shape(every: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
+    rows, pulls = every[: -len(PULLS)], every[-len(PULLS) :]
+    assert tuple(row["name"] for row in pulls) == PULLS
+    assert all(row["round_trips"] > 1 for row in pulls)
     expected = [(streams, size, way) for streams in STREAMS for size in QUICK_SIZES for way in ways]
     assert [(row["streams"], row["chunk"], row["way"]) for row in rows] == expected
     for row in rows:
@@ -70,4 +75,4 @@ def test_rdma_without_a_device_is_refused_in_words() -> None:
 def test_a_daemon_is_not_what_it_measures() -> None:
     finished = ctl(None, "--socket", "/tmp/none.sock", "bench", "peer")
     assert finished.exit_code == 2
-    assert "peer uses no daemon" in finished.stderr
+    assert "peer starts daemons of its own" in finished.stderr

@@ -1,7 +1,7 @@
 """Comparison of a benchmark's rows with an earlier document (`--out`) of the same machine: what got slower.
 
-A figure is a column that has a spread beside it (`save_ratio`, `save_ratio_spread`), and few that are measured once. In rows
-with a ratio to a floor of the same run only ratios and CPU times are compared: the machine may be busier than it was. A figure
+A figure is a column that has a spread beside it (`save_ratio`, `save_ratio_spread`), and few that are measured once. Rows with
+a ratio to a floor of the same run have no other times compared than CPU times: the machine may be busier than it was. A figure
 is slower where it is worse by more than a bound, its earlier value lies outside its spread, and it outside the earlier one's.
 
 Pure but for reading the document; any thread.
@@ -21,8 +21,8 @@ KEYS = (
     *("part", "name", "trace", "write_mode", "way", "chunk", "chunks", "chunk_bytes", "layers", "head_groups"),
     *("streams", "threads", "tokens", "clients", "requests", "capacity_bytes"),
 )
-MEASURED_ONCE = ("instructions", "rss_mib", "bytes_per_chunk", "round_trips")
-RATIOS = ("ratio", "times_floor", "share_of_read")
+MEASURED_ONCE = ("instructions", "rss_mib", "bytes_per_chunk")
+RATIOS = ("ratio", "times_floor", "share_of_read", "round_trips")
 # Ends of the names of figures of which more is better.
 MORE = ("ratio", "share_of_read", "_per_s", "_per_cpu_s")
 SLOWER, FASTER, SAME = "slower", "faster", "same"
@@ -110,9 +110,10 @@ def _spreads(row: Row) -> dict[str, Sequence[float]]:
 
 
 def _figures(row: Row) -> list[str]:
-    figures = [name for name in (*_spreads(row), *MEASURED_ONCE) if name in row]
+    figures = [name for name in _spreads(row) if name in row]
     has_floor = any(name.endswith(RATIOS) for name in figures)
-    return [name for name in figures if not has_floor or name.endswith(RATIOS) or "cpu" in name]
+    kept = [name for name in figures if not has_floor or name.endswith(RATIOS) or "cpu" in name]
+    return kept + [name for name in MEASURED_ONCE if name in row]
 
 
 def _has(row: Row, figure: str, value: float) -> bool:

@@ -1,12 +1,14 @@
 """`bench footprint`: the cost of an idle daemon: memory beside its arena, CPU time, and the time until it serves.
 
 Ready counts from the start of a launcher that becomes the daemon to the first answered handshake, the interpreter's own
-start included, while the arena is still being faulted in. Memory and CPU are read when that work is over. Memory is what the
-kernel counts as resident, less the arena's pages. The index is part of it as far as it was touched: a daemon that has been
-filled once has all of it, which `index_full_mib` shows.
+start included, while the arena is still being faulted in; the floor is an interpreter that does nothing, started just before.
+Memory and CPU are read when that work is over. Memory is what the kernel counts as resident, less the arena's pages. The index
+is part of it as far as it was touched: a daemon that has been filled once has all of it, which `index_full_mib` shows.
 """
 
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from pathlib import Path
 from kvpool.errors import KVPoolError
 from kvpool.units import format_size
 from kvpool_tools.bench.daemon import memory_available_bytes, start_daemon, wait_until_ready, wait_until_settled
-from kvpool_tools.bench.measure import cpu_seconds, median, spread
+from kvpool_tools.bench.measure import cpu_seconds, median, spread, timed_s
 from kvpool_tools.sim.children import stop
 
 CAPACITY_WANTED = 16 << 30
@@ -26,10 +28,11 @@ STARTS = 5
 QUICK_STARTS = 2
 IDLE_WINDOW_S = 5.0
 QUICK_WINDOW_S = 1.0
-RSS_BAR_MIB = 100
-READY_BAR_S = 1.0
+RSS_BAR_MIB = 45
+READY_BAR_S = 0.25
 # The clock that is read counts nanoseconds; one wake-up of a process costs some ten thousand of them.
 CPU_BAR_S = 0.001
+INTERPRETER = [sys.executable, "-c", ""]
 ARENA_NAME = "memfd:kvpool-arena"
 INDEX_NAME = "memfd:kvpool-index"
 
@@ -48,9 +51,11 @@ def bench_footprint(capacity: int, is_quick: bool, advance: Callable[[int], None
     window_s = QUICK_WINDOW_S if is_quick else IDLE_WINDOW_S
     steps = starts + 2
     ready_s: list[float] = []
+    floor_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="kvpool-bench-") as directory:
         socket = f"{directory}/kvpool.sock"
         for number in range(starts):
+            floor_s.append(timed_s(lambda: subprocess.run(INTERPRETER, check=True)))  # noqa: S603 - nothing
             begin = time.perf_counter()
             process = start_daemon(socket, capacity)
             try:
@@ -69,6 +74,7 @@ def bench_footprint(capacity: int, is_quick: bool, advance: Callable[[int], None
             finally:
                 stop(process)
         advance(steps)
+    times = [own / least for own, least in zip(ready_s, floor_s, strict=True)]
     arena, index = resident[ARENA_NAME], resident[INDEX_NAME]
     return [
         {
@@ -78,6 +84,9 @@ def bench_footprint(capacity: int, is_quick: bool, advance: Callable[[int], None
             "ready_s": round(median(ready_s), 3),
             "ready_spread_s": spread(ready_s, 3),
             "ready_bar_s": READY_BAR_S,
+            "interpreter_s": round(median(floor_s), 3),
+            "ready_times_floor": round(median(times), 1),
+            "ready_times_floor_spread": spread(times, 1),
             "rss_mib": _mib(resident["all"] - arena),
             "rss_index_mib": _mib(index),
             "index_full_mib": _mib(info["index_bytes"]),

@@ -74,6 +74,14 @@ class Choice:
     paths: bool = field(default=False)
 
 
+def short_choice(*, is_quick: bool) -> Choice:
+    """The default resident set with the smaller budget, at the sizes for which bars are known."""
+    tokens, heads, kv_heads, head_dim = DEFAULT_SIZES
+    sizes = Sizes(parse_tokens(QUICK_TOKENS) if is_quick else tokens, heads, kv_heads, head_dim, LAYERS)
+    configs = parse_configs(RESIDENT, BUDGETS, sizes.tokens)[:1]
+    return Choice(sizes, configs, parse_threads(None), QUICK_ROUNDS if is_quick else ROUNDS)
+
+
 def parse_tokens(text: str) -> int:
     """Tokens of `131072` or `128k`. Raises InvalidArgument."""
     match = _TOKENS.fullmatch(text.strip())

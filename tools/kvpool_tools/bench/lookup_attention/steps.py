@@ -173,7 +173,7 @@ def _row(rounds: _Rounds, sizes: Sizes, attended_bytes: int, summary_bytes: int)
         **ratios("attention_ratio", rounds.dense, rounds.sparse),
         **milliseconds("step", rounds.step),
         **ratios("ratio", rounds.dense, rounds.step),
-        "ratio_bar": bar if has_bars else None,
+        "ratio_bar": bar if sizes.has_bars else None,
         "most_ratio": round(sizes.layer_kv_bytes / (attended_bytes + summary_bytes), 2),
         "dense_read_mib": _mib(sizes.layer_kv_bytes),
         "attended_mib": _mib(attended_bytes),

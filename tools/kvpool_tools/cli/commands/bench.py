@@ -25,9 +25,11 @@ from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.bench.engines import bench_engines
 from kvpool_tools.bench.footprint import bench_footprint, default_capacity
 from kvpool_tools.bench.lookup import bench_lookup
-from kvpool_tools.bench.lookup_attention.steps import bench_sparse
+from kvpool_tools.bench.lookup_attention.choice import short_choice
+from kvpool_tools.bench.lookup_attention.steps import bench_sparse, check_memory
 from kvpool_tools.bench.peer.engine_ways import EngineChoice
 from kvpool_tools.bench.peer.peer import bench_peer
+from kvpool_tools.bench.peer.round_trips import bench_round_trips
 from kvpool_tools.bench.replay.client import replay_layout
 from kvpool_tools.bench.replay.replay import (
     QUICK_REQUESTS,
@@ -73,6 +75,7 @@ TURNS_TITLE = "how much of the control thread long requests take in one turn"
 COUNTS_TITLE = "instructions of an engine's requests, by callgrind"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
 ENGINES_TITLE = "requests a second of 64 engines, against raw round trips of as many connections"
+ROUND_TRIPS_TITLE = "round trips of a pull between two daemons, from the lease to the last byte"
 PEER_TITLE = "chunks from node to node over loopback, against plain sockets with as many connections"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
@@ -196,10 +199,10 @@ def peer(options: Options, asked: Asked, rdma_protocol: str | None, rdma_devices
 
     The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it. Both
     nodes are on this machine and use no daemon; --socket has no meaning here. TransferEngine listens on every address of the
-    host meanwhile.
+    host meanwhile. Then the round trips of a pull between two daemons, of which this starts its own.
     """
     if options.socket is not None:
-        fail("peer uses no daemon: leave --socket out", EXIT_USAGE)
+        fail("peer starts daemons of its own: leave --socket out", EXIT_USAGE)
     protocol = rdma_protocol or _engine_protocol()
     if protocol == "rdma" and not has_rdma_devices():
         fail(f"--rdma-protocol is rdma, and {INFINIBAND} has no device", EXIT_USAGE)
@@ -347,10 +350,11 @@ def all_kinds(options: Options, asked: Asked, traces: tuple[str, ...]) -> None:
             size = default_capacity(asked.is_quick)
             report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, asked.is_quick, advance))
             _measure_ssd(report, is_quick=asked.is_quick)
+            _measure_sparse(report, is_quick=asked.is_quick)
             _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=asked.is_quick)
         else:
             report.note_remark(
-                "engines, footprint, ssd and peer are left out: they do not measure the daemon that --socket names"
+                "engines, footprint, ssd, sparse and peer are left out: they do not measure the daemon that --socket names"
             )
         if named:
             requests = QUICK_REQUESTS if asked.is_quick else None
@@ -407,11 +411,23 @@ def _measure_ssd(report: Report, *, is_quick: bool) -> None:
         report.note_remark("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
 
 
+def _measure_sparse(report: Report, *, is_quick: bool) -> None:
+    """What has bars, where memory is enough."""
+    choice = short_choice(is_quick=is_quick)
+    try:
+        check_memory(choice.sizes)
+    except InvalidArgument as error:
+        report.note_remark(f"sparse is left out: {error}")
+        return
+    bench_sparse(choice, report.measure, report.note_remark)
+
+
 def _measure_peer(report: Report, choice: EngineChoice, *, is_quick: bool) -> None:
     notes: list[str] = []
     report.measure("peer", PEER_TITLE, lambda advance: bench_peer(is_quick, advance, choice, notes))
     for note in notes:
         report.note_remark(note)
+    report.measure("pull", ROUND_TRIPS_TITLE, lambda advance: bench_round_trips(is_quick, advance))
 
 
 def _engine_protocol() -> str:
