@@ -199,7 +199,7 @@ class Journal:
         refused = first_refused(states)
         if refused:
             kinds = [SaveState(states[at]) for at in refused]
-            self._history.note_refusals(list(keys.chosen(refused)), kinds, self._clock.now_ns(), namespace)
+            self._history.note_refusals(keys.chosen(refused), kinds, self._clock.now_ns(), namespace)
 
     def since(self, incarnation: bytes, last: int, bytes_max: int = ANSWER_BYTES_MAX) -> EventSlice:
         """Events after id `last` of an incarnation (empty: the present one), as many as fit."""
@@ -296,11 +296,9 @@ class Journal:
     def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
         event = event_of_run(run, self._log.next_id)
         self._append(self._engines.joined(event) if len(self._engines.chunks) else (event,))
-        keys = list(KeyColumn(run.keys))
         if run.change_kind == ChangeKind.ARRIVED:
-            self._history.forget(keys)
             return
-        namespace = NamespaceId(run.namespace)
+        keys, namespace = KeyColumn(run.keys), NamespaceId(run.namespace)
         if run.cause == Cause.DROPPED:
             self._corrupt.note_chunks(self._model(namespace), len(keys))
         if not run.tiers:
