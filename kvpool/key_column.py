@@ -16,6 +16,7 @@ KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
 SHOWN_DIGITS = 16  # the first of them, where people read a key
 _new = object.__new__
 _ROW = np.dtype(f"V{KEY_BYTES}")
+KEY_WORDS = KEY_BYTES // 8
 # A key's first word, by which most keys differ.
 _HEAD = np.dtype({"names": ["head"], "formats": ["<u8"], "itemsize": KEY_BYTES})
 
@@ -84,6 +85,11 @@ class KeyColumn(Sequence[bytes]):
     def rows(self) -> npt.NDArray[np.void]:
         """The keys as a read-only array, not copied."""
         return np.frombuffer(self.packed, _ROW)
+
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The keys as a read-only array of u64 [key][word], not copied."""
+        return np.frombuffer(self.packed, "<u8").reshape(-1, KEY_WORDS)
 
     def parents(self, parent: bytes) -> list[bytes]:
         """The parent of each key of a chain; that of the first one is `parent`."""

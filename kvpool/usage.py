@@ -57,9 +57,9 @@ class UsageReport:
     sparse: SparseUsage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelUsage:
-    """Usage of one model since the daemon's start; tuples are by level."""
+    """Usage of one model since the daemon's start; tuples are by level. The table that counts changes its own."""
 
     lookups: int = 0
     lookup_tokens: int = 0

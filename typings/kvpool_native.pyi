@@ -2,7 +2,7 @@
 Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.
 """
 
-from collections.abc import Iterator, Mapping as _Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, overload
 
 import numpy
@@ -324,6 +324,11 @@ class Directory:
 
     def add_namespace(self) -> int: ...
 
+    def set_chunk_tokens(self, namespace: int, tokens: int) -> None:
+        """
+        How many token ids each chunk of a namespace has, which `runs_of` reports.
+        """
+
     def mark_segment_ready(self, segment: int) -> None: ...
 
     def tokens_of(self, key: bytes) -> bytes:
@@ -411,11 +416,12 @@ class Directory:
         of this one: it is pending without a slot, and ends the run.
         """
 
-    def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
+    def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1, scope: bytes = ..., row: int = 0, rows: int = 18446744073709551615) -> bytes:
         """
         States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][extent]; token ids i32
         [chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of
-        `source_level`, from which the chunks were copied, must still have.
+        `source_level`, from which the chunks were copied, must still have. `scope`: stored behind the ids of each. Of the
+        columns those `rows` from `row` on.
         """
 
     def land_saved(self, reservation: int, first: int, count: int, first_extent: int, checksums: bytes) -> bool:
@@ -644,10 +650,10 @@ class Directory:
     def report_to(self, feed: ChangeFeed) -> None:
         """Reports every change to the feed from now on."""
 
-    def runs_of(self, rows: bytes, chunk_tokens: _Mapping[int, int], payload_max: int) -> list[ChangeRun]:
+    def runs_of(self, rows: bytes, payload_max: int) -> list[ChangeRun]:
         """
-        Rows of the feed as runs that one event reports each. `chunk_tokens`: by namespace. Raises ValueError for rows that
-        are none, KeyError for a namespace that is not in it.
+        Rows of the feed as runs that one event reports each. Raises ValueError for rows that are none, KeyError for a namespace
+        that is not known.
         """
 
     def list_chunks(self, cursor: int, limit: int) -> tuple[int, bytes]:

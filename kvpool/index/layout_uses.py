@@ -16,7 +16,7 @@ USES_MAX = NAMESPACES_MAX
 Identity = tuple[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayoutUse:
     """The last use, and the tokens looked up and found since the daemon's start, as often as engines looked them up."""
 
@@ -34,10 +34,13 @@ class LayoutUses:
     def note_use(self, session: EngineSession, now_ns: int, *, lookup_tokens: int = 0, hit_tokens: int = 0) -> None:
         """An engine has used chunks, and looked so many tokens up meanwhile."""
         for part in session.groups or (session,):
-            before = self._uses.pop(part.identity, LayoutUse())
-            self._uses[part.identity] = LayoutUse(
-                now_ns, before.lookup_tokens + lookup_tokens, before.hit_tokens + hit_tokens
-            )
+            use = self._uses.get(part.identity)
+            if use is None:
+                use = self._uses[part.identity] = LayoutUse()
+            use.used_ns = now_ns
+            use.lookup_tokens += lookup_tokens
+            use.hit_tokens += hit_tokens
+            self._uses.move_to_end(part.identity)
         while len(self._uses) > USES_MAX:
             self._uses.popitem(last=False)
 

@@ -13,7 +13,7 @@ Control thread only. Invariant: one number for one (model, layout fingerprint) t
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import kvpool_native
@@ -38,6 +38,10 @@ class Namespace:
     size_class: SizeClassId
     model: str
     layout: Layout
+    extents: int = field(init=False)  # of a chunk
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extents", self.layout.extents)  # made once: every save needs it
 
     @property
     def geometry(self) -> Geometry:
@@ -118,6 +122,7 @@ class Namespaces:
         namespace = Namespace(self._new_number(), size_class, model, layout)
         self._by_identity[model, layout.fingerprint()] = namespace
         self._by_id[namespace.id] = namespace
+        self._directory.set_chunk_tokens(namespace.id, layout.chunk_tokens)
         self.opened += 1
         self.on_opened()
         return namespace

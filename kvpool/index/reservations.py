@@ -80,6 +80,11 @@ class Reservation:
         """Chunks that are published."""
         return sum([run.committed for run in self.runs])
 
+    @property
+    def first_slots(self) -> ReservationId | None:
+        """The first of the directory's reservations of its chunks; None where parts alone were reserved."""
+        return next((run.holders[0] for run in self.runs if run.holders and not run.is_part), None)
+
     def slots(self) -> Iterator[tuple[ReservationId, int]]:
         """The directory's reservations of its chunks, each with the number of these."""
         for run in self.runs:

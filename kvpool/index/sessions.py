@@ -79,15 +79,18 @@ class EngineSession:
     @property
     def own(self) -> Namespace:
         """The namespace that loads and saves go to. A scheduler has none."""
-        rank = self.check_rank()
-        self.check_plain()
+        rank = self.layout.rank
+        if rank is None or self.groups:
+            rank = self.check_rank()
+            self.check_plain()
         return self.namespaces[rank]
 
     def of_group(self, index: int) -> "EngineSession":
         """The session of one group; without groups there is one. Raises ProtocolError."""
-        if not 0 <= index < len(self.parts):
+        parts = self.parts
+        if not 0 <= index < len(parts):
             raise ProtocolError(f"group is {index}, this connection's layout has {len(self.groups) or 'none'}")
-        return self.parts[index]
+        return parts[index]
 
     def check_rank(self) -> int:
         """The session's rank. Raises Refused for a scheduler's."""

@@ -45,8 +45,8 @@ class UsageTable:
         return f"<UsageTable {len(self._models)} models, {self._reports} reports>"
 
     def models(self) -> dict[str, ModelUsage]:
-        """Every model's counters."""
-        return dict(self._models)
+        """Every model's counters, as they are now."""
+        return {model: replace(counts) for model, counts in self._models.items()}
 
     def failures(self) -> ClientFailures:
         """Failures in clients."""
@@ -68,19 +68,16 @@ class UsageTable:
             left -= hits[level]
         chunk_bytes = _chunk_bytes(session)
         tokens_of = partial(_tokens_of_ranks, session.layout)
-        name, before = self._of(session.model)
-        self._models[name] = replace(
-            before,
-            lookups=before.lookups + self._clamped(report.lookups),
-            lookup_tokens=before.lookup_tokens + tokens_of(asked),
-            lookup_bytes=before.lookup_bytes + asked * chunk_bytes,
-            hit_tokens=_sums(before.hit_tokens, map(tokens_of, hits)),
-            hit_bytes=_sums(before.hit_bytes, (chunks * chunk_bytes for chunks in hits)),
-            loads=before.loads + self._clamped(report.loads),
-            loaded_tokens=_sums(before.loaded_tokens, map(tokens_of, loaded)),
-            loaded_bytes=_sums(before.loaded_bytes, (chunks * chunk_bytes for chunks in loaded)),
-            sparse=_added(before.sparse, self._plausible(report.sparse, session.layout.kv_heads)),
-        )
+        counts = self._of(session.model)
+        counts.lookups += self._clamped(report.lookups)
+        counts.lookup_tokens += tokens_of(asked)
+        counts.lookup_bytes += asked * chunk_bytes
+        counts.hit_tokens = _sums(counts.hit_tokens, map(tokens_of, hits))
+        counts.hit_bytes = _sums(counts.hit_bytes, (chunks * chunk_bytes for chunks in hits))
+        counts.loads += self._clamped(report.loads)
+        counts.loaded_tokens = _sums(counts.loaded_tokens, map(tokens_of, loaded))
+        counts.loaded_bytes = _sums(counts.loaded_bytes, (chunks * chunk_bytes for chunks in loaded))
+        counts.sparse = _added(counts.sparse, self._plausible(report.sparse, session.layout.kv_heads))
         looked_up, hit = tokens_of(asked), sum(map(tokens_of, hits))
         self.by_layout.note_use(session, now_ns, lookup_tokens=looked_up, hit_tokens=hit)
         for reason in self._failed_loads:
@@ -91,24 +88,26 @@ class UsageTable:
     def count_commit(self, session: EngineSession, states: bytes, now_ns: int, *, carried: int = 0) -> None:
         """Add what a commit has published: a `SaveState` for each chunk, and `carried` further ones."""
         self.by_layout.note_use(session, now_ns)
-        stored = states.count(SaveState.STORED) + carried
-        name, before = self._of(session.model)
-        self._models[name] = replace(
-            before,
-            stored_chunks=before.stored_chunks + stored,
-            stored_tokens=before.stored_tokens + _stored_tokens(session.layout, stored),
-            stored_bytes=before.stored_bytes + stored * session.layout.stored_bytes,
-        )
-        for state in COMMIT_DECLINES:
-            self._declined_chunks[state] += states.count(state)
+        own = states.count(SaveState.STORED)
+        stored = own + carried
+        counts = self._of(session.model)
+        counts.stored_chunks += stored
+        counts.stored_tokens += _stored_tokens(session.layout, stored)
+        counts.stored_bytes += stored * session.chunk_sizes[0]
+        if own < len(states):
+            for state in COMMIT_DECLINES:
+                self._declined_chunks[state] += states.count(state)
 
     def count_declined(self, state: SaveState, chunks: int) -> None:
         """Add chunks of a save that was declined whole."""
         self._declined_chunks[state] += chunks
 
-    def _of(self, model: str) -> tuple[str, ModelUsage]:
-        name = model if model in self._models or len(self._models) < MODELS_MAX else OTHER_MODEL
-        return name, self._models.get(name, ModelUsage())
+    def _of(self, model: str) -> ModelUsage:
+        counts = self._models.get(model)
+        if counts is None:
+            name = model if len(self._models) < MODELS_MAX else OTHER_MODEL
+            counts = self._models.setdefault(name, ModelUsage())
+        return counts
 
     def _plausible(self, reported: SparseUsage, layout_kv_heads: int) -> SparseUsage:
         """What may be so: no part is more than its whole, and no recall has more KV heads than the layout."""
@@ -154,7 +153,7 @@ def _sums(before: tuple[int, ...], more: Iterable[int]) -> tuple[int, ...]:
 def _tokens_of_ranks(layout: Layout, chunks: int) -> int:
     """Tokens that chunks of a layout count for: a rank's for its part of the ranks, so that those of all ranks, each of which
     has a chunk of the same tokens, count once. Whole ones: of a division with a rest, the rest is left out."""
-    return chunks * layout.chunk_tokens * len(layout.ranks) // layout.world
+    return chunks * layout.chunk_tokens // (1 if layout.rank is None else layout.world)
 
 
 def _stored_tokens(layout: Layout, chunks: int) -> int:

@@ -1,19 +1,20 @@
 """Chunk history: when and why chunks were removed, or why a save of them was declined. Bounded.
 
 It has the latest entries; departures and refusals are bounded separately, so that neither crowds out the other. An entry is
-past: whether a chunk is stored now, only the directory shows.
+past: whether a chunk is stored now, only the directory shows, and it stays when the chunk is stored again.
 Control thread only; `now_ns` is an argument.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from kvpool.clock import NS_PER_S
 from kvpool.events import Cause
 from kvpool.ids import NamespaceId
+from kvpool.key_column import KEY_WORDS, KeyColumn
 from kvpool.states import Level, SaveState
 
 # At most so many chunks of one refused save are noted, from its first on: descendants of a refused chunk are refused with it.
@@ -41,60 +42,87 @@ class Refusal(NamedTuple):
 Entry = TypeVar("Entry", Departure, Refusal)
 
 
-class ChunkHistory:
-    """The latest departures and refusals by key.
+class _Latest(Generic[Entry]):
+    """What was noted last: keys in a ring, and one entry for those that were noted together.
 
-    Invariant: neither table holds more than `count_max` entries, and each is ordered by when its entry was noted.
+    Noting is a copy of the keys, because every eviction notes some; people who ask for one key wait while it looks at all.
+    Invariant: `_runs` has the entries of the last `count_max` keys, each with how many keys were noted up to its end.
     """
 
     def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        # Not plain dicts: removing their oldest entries one by one takes quadratic time.
-        self._departures: OrderedDict[bytes, Departure] = OrderedDict()
-        self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
+        self._keys = np.empty((count_max, KEY_WORDS), "<u8")  # memory that is touched as it fills
+        self._noted = 0
+        self._runs: deque[tuple[int, Entry]] = deque()
+
+    def __len__(self) -> int:
+        return min(self._noted, len(self._keys))
+
+    def note(self, keys: KeyColumn, entry: Entry) -> None:
+        """These keys were noted together."""
+        size, words = len(self._keys), keys.words
+        latest = words[-size:]
+        at = (self._noted + len(words) - len(latest)) % size
+        until_end = min(len(latest), size - at)
+        self._keys[at : at + until_end] = latest[:until_end]
+        self._keys[: len(latest) - until_end] = latest[until_end:]
+        self._noted += len(words)
+        self._runs.append((self._noted, entry))
+        while self._runs[0][0] <= self._noted - size:
+            self._runs.popleft()
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._noted = 0
+        self._runs.clear()
+
+    def find(self, key: bytes) -> Entry | None:
+        """The latest entry of a key."""
+        wanted = np.frombuffer(key, "<u8")
+        known = self._keys[: len(self)]
+        alike = np.flatnonzero(known[:, 0] == wanted[0])
+        places = alike[(known[alike] == wanted).all(axis=1)]
+        if not len(places):
+            return None
+        newest = self._noted - 1 - int(((self._noted - 1 - places) % len(self._keys)).min())
+        return next(entry for end, entry in self._runs if end > newest)
+
+
+class ChunkHistory:
+    """The latest departures and refusals by key, `count_max` of each."""
+
+    def __init__(self, count_max: int) -> None:
+        self._departures: _Latest[Departure] = _Latest(count_max)
+        self._refusals: _Latest[Refusal] = _Latest(count_max)
 
     def __len__(self) -> int:
         return len(self._departures) + len(self._refusals)
 
-    def note_departures(self, keys: Sequence[bytes], departure: Departure) -> None:
+    def note_departures(self, keys: KeyColumn, departure: Departure) -> None:
         """Chunks have left the pool together."""
-        table = self._departures
-        if not table.keys().isdisjoint(keys):
-            _forget(table, keys)
-        for key in keys:
-            table[key] = departure
-        self._bound(table)
+        self._departures.note(keys, departure)
 
-    def note_refusals(self, keys: list[bytes], states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
+    def note_refusals(self, keys: KeyColumn, states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
         """Note the first chunks of one save that were declined, REFUSALS_PER_SAVE at most."""
         assert len(keys) <= REFUSALS_PER_SAVE
-        for key, state in zip(keys, states, strict=True):
-            self._refusals.pop(key, None)
-            self._refusals[key] = Refusal(now_ns, state, namespace)
-        self._bound(self._refusals)
+        for key, state in zip(keys.parts(1), states, strict=True):
+            self._refusals.note(key, Refusal(now_ns, state, namespace))
 
     def clear(self) -> None:
         """Drop all entries."""
         self._departures.clear()
         self._refusals.clear()
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Drop the entries of chunks that are stored again."""
-        for table in (self._departures, self._refusals):
-            if not table.keys().isdisjoint(keys):
-                _forget(table, keys)
-
     def departure(self, key: bytes) -> Departure | None:
-        """The chunk's departure, if it is known."""
-        return self._departures.get(key)
+        """The chunk's latest departure, if it is known."""
+        return self._departures.find(key)
 
     def refusal(self, key: bytes) -> Refusal | None:
-        """The chunk's refusal, if it is known."""
-        return self._refusals.get(key)
+        """The chunk's latest refusal, if it is known."""
+        return self._refusals.find(key)
 
     def explain(self, key: bytes, place_of: Callable[[int], dict[str, str]], now_ns: int) -> dict[str, Any]:
         """Why a chunk is not stored, for people. `place_of`: the model of a namespace, and its group where it is one's."""
-        departure, refusal = self._departures.get(key), self._refusals.get(key)
+        departure, refusal = self.departure(key), self.refusal(key)
         if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
             return {
                 "state": "declined",
@@ -113,10 +141,6 @@ class ChunkHistory:
             **place_of(departure.namespace),
         }
 
-    def _bound(self, table: OrderedDict[bytes, Entry]) -> None:
-        for _ in range(len(table) - self._count_max):
-            table.popitem(last=False)
-
 
 def first_refused(states: bytes) -> list[int]:
     """Indexes of the first declined chunks of a save, REFUSALS_PER_SAVE at most. `states`: a `SaveState` for each."""
@@ -128,8 +152,3 @@ def first_refused(states: bytes) -> list[int]:
 
 def _age_s(at_ns: int, now_ns: int) -> float:
     return round((now_ns - at_ns) / NS_PER_S, 3)
-
-
-def _forget(table: OrderedDict[bytes, Departure] | OrderedDict[bytes, Refusal], keys: Sequence[bytes]) -> None:
-    for key in keys:
-        table.pop(key, None)

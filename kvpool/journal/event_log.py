@@ -8,7 +8,7 @@ Control thread only; no clock is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import kvpool_native
@@ -73,7 +73,7 @@ def event_of_run(run: kvpool_native.ChangeRun, number: int) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class EventSlice:
-    """Some events in a row. `last`: the id to continue from; `oldest`: the first id in the log.
+    """Some events in a row. `last`: where to continue; `oldest`: the first id in the log; `has_more`: later ones are there.
 
     After a gap there are none: a snapshot has to be taken.
     """
@@ -82,11 +82,12 @@ class EventSlice:
     last: int
     oldest: int
     is_gap: bool
+    has_more: bool = False
 
     def events_until(self, last: int) -> "EventSlice":
         """The same up to an id: later events must not be applied before a snapshot page that does not include them."""
         kept = tuple(event for event in self.events if event.id <= last)
-        return EventSlice(kept, min(self.last, last), self.oldest, self.is_gap)
+        return replace(self, events=kept, last=min(self.last, last))
 
 
 class EventLog:
@@ -152,7 +153,7 @@ class EventLog:
                 break
             chosen.append(event)
             at += 1
-        return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False)
+        return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False, has_more=at < self.next_id)
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

@@ -14,7 +14,7 @@ from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.ids import ConnectionId
 from kvpool.index.leases import Lease
-from kvpool.index.parts import Parts, Step, save_chunks
+from kvpool.index.parts import PART_CHUNKS, Parts, Step, save_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
@@ -154,11 +154,12 @@ class Chains:
         try:
             yield from self._advance(advance, self._make_room)
             slots = self.writers.make(session, task, self.clock.now_ns())
-        finally:
+        except BaseException:
             task.give_up(self.clock.now_ns())
+            raise
         self.expiry.schedule()
         self.note_declined(session.connection, slots.states)
-        return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
+        return m.Reserved(*slots)
 
     @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
@@ -167,31 +168,44 @@ class Chains:
         number = request.reservation
         parts = self.writers.divide_commit(session, number, CommitColumns(request.checksums, tokens, request.scope))
         states = b""
-        try:
-            for part in parts:
-                states += yield from self._commit_run(session, number, part)
-        finally:
-            self.writers.joint_saves.publish_later()  # nothing, unless its connection ends now
-        yield from self._end(number)
+        for part in parts:
+            run = self._commit_parts if part.run.is_part else self._commit_run
+            states += yield from run(session, number, part)
+        if self.writers.is_ending(number):
+            yield from self._end(number)
         self.tiering.run()
         return m.Committed(states)
 
     def _commit_run(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
         """Publish the next chunks of a run: a state for each."""
-        joint_saves = self.writers.joint_saves
-        most = save_chunks(is_part=part.run.is_part, is_chain=part.run.is_chain)
-        states, carried = b"", 0
+        states = b""
         while len(states) < part.chunks:
             if states:
                 yield None
-            cut = part.cut(len(states), min(len(states) + most, part.chunks))
-            before = joint_saves.carried_chunks
-            states += self.writers.commit(session, number, cut, self.clock.now_ns())
-            carried += joint_saves.carried_chunks - before
-        while joint_saves.are_unpublished:
-            yield None
-            if joint_saves.are_unpublished:
-                carried += joint_saves.publish_more(self.clock.now_ns())
+            now_ns, rows = self.clock.now_ns(), range(len(states), min(len(states) + PART_CHUNKS, part.chunks))
+            states += self.writers.commit(session, number, part, now_ns, rows=rows)
+        self.usage.count_commit(part.run.session, states, self.clock.now_ns())
+        return states
+
+    def _commit_parts(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
+        """Count the parts of the next chunks of a run as stored, and publish what is complete: a state for each."""
+        joint_saves = self.writers.joint_saves
+        most = save_chunks(is_part=True, is_chain=part.run.is_chain)
+        states, carried = b"", 0
+        try:
+            while len(states) < part.chunks:
+                if states:
+                    yield None
+                rows = range(len(states), min(len(states) + most, part.chunks))
+                before = joint_saves.carried_chunks
+                states += self.writers.commit(session, number, part, self.clock.now_ns(), rows=rows)
+                carried += joint_saves.carried_chunks - before
+            while joint_saves.are_unpublished:
+                yield None
+                if joint_saves.are_unpublished:
+                    carried += joint_saves.publish_more(self.clock.now_ns())
+        finally:
+            joint_saves.publish_later()  # nothing, unless its connection ends now
         self.usage.count_commit(part.run.session, states, self.clock.now_ns(), carried=carried)
         return states
 
@@ -259,10 +273,11 @@ class Chains:
 
     def _note_part(self, part: ReservedPart) -> None:
         states = part.states.translate(_KEPT) if part.run.is_part else part.states
-        if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
+        if states.strip(_NOT_DECLINED):
             self.journal.note_refusals(part.keys, states, part.run.session.own.id)
 
 
+_NOT_DECLINED = bytes([SaveState.RESERVED, SaveState.PRESENT])
 # States of parts, with PRESENT for every chunk that is not declined.
 _KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state in range(256)])
 
@@ -270,9 +285,12 @@ _KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state
 def _asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     """The runs that a request wants slots for. Raises ProtocolError unless its columns fit each other and the layout."""
     runs = unpack_runs(request.runs)
-    count = sum(run.chunks for run in runs)
-    behind = sum(run.form is RunForm.BEHIND for run in runs)
-    most = m.KEYS_MAX if all(run.share is None for run in runs) else m.SHARE_KEYS_MAX
+    count, behind, most = 0, 0, m.KEYS_MAX
+    for run in runs:
+        count += run.chunks
+        behind += run.form is RunForm.BEHIND
+        if run.share is not None:
+            most = m.SHARE_KEYS_MAX
     if count > most:
         raise ProtocolError(f"{count} chunks are named, expected 1..{most}")
     if len(request.keys) != packed_bytes(count + behind):
@@ -286,11 +304,13 @@ def _asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     found, at = [], 0
     for run in runs:
         of_group = session.of_group(run.group)
-        if not of_group.layout.is_chained and run.form is not RunForm.ALONE:
+        if run.form is not RunForm.ALONE and not of_group.layout.is_chained:
             raise ProtocolError(f"run of group {run.group} is a chain, expected chunks alone: they have no parent")
-        first = at + (run.form is RunForm.BEHIND)
-        end = first + run.chunks
-        found.append(AskedRun(of_group, run.form, keys[at:first].packed, keys[first:end], run.share))
+        parent = b""
+        if run.form is RunForm.BEHIND:
+            parent, at = keys[at], at + 1
+        end = at + run.chunks
+        found.append(AskedRun(of_group, run.form, parent, keys[at:end], run.share))
         at = end
     return found
 

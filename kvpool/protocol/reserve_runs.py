@@ -28,6 +28,9 @@ class RunForm(enum.IntEnum):
     BEHIND = 2  # a chain behind a parent
 
 
+_FORMS = tuple(RunForm)
+
+
 class ReserveRun(NamedTuple):
     """Chunks of one group. `share`: of the part of each chunk that is written; None: all of it."""
 
@@ -53,10 +56,10 @@ def unpack_runs(column: bytes) -> list[ReserveRun]:
         raise ProtocolError(f"runs column has {len(column)} bytes, expected {_ROW.size} each for 1..{RUNS_MAX} runs")
     runs: list[ReserveRun] = []
     for group, form, chunks, *share in _ROW.iter_unpack(column):
-        if form > RunForm.BEHIND or not chunks:
+        if form >= len(_FORMS) or not chunks:
             raise ProtocolError(f"run {len(runs)} has form {form} and {chunks} chunks, expected 0..2 and 1 or more")
-        runs.append(ReserveRun(group, RunForm(form), chunks, Share(*share) if any(share) else None))
-    if len({run.group for run in runs}) < len(runs):
+        runs.append(ReserveRun(group, _FORMS[form], chunks, Share(*share) if any(share) else None))
+    if len(runs) > 1 and len({run.group for run in runs}) < len(runs):
         raise ProtocolError(f"{len(runs)} runs name a group twice, expected one run of each at most")
     return runs
 

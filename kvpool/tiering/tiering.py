@@ -193,8 +193,10 @@ class Tiering:
 
     def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         """A context in which no chunk is evicted that only the arena has, if a lower tier can soon take it."""
-        if is_wanted and any(link.can_take for link in self.lower):
-            return self._protecting()
+        if is_wanted:
+            for link in self.lower:
+                if link.can_take:
+                    return self._protecting()
         return _UNPROTECTED
 
     @contextlib.contextmanager

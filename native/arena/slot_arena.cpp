@@ -234,6 +234,7 @@ void SlotArena::lend(ClassId size_class) noexcept {
 }
 
 void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept {
+  forget_latest();
   ClassState& state = classes_[size_class.value()];
   for (uint32_t segment = first; segment < first + count; ++segment) {
     segments_[segment] = {SegmentState::LENT, first};
@@ -287,6 +288,7 @@ bool SlotArena::claim(ClassId size_class, PageIndex page, RecordId record) noexc
 }
 
 void SlotArena::give_back(uint32_t first) noexcept {
+  forget_latest();
   Run& run = runs_[first];
   KVPOOL_CHECK(run.used == 0);
   KVPOOL_CHECK(run.idle == 0);

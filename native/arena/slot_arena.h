@@ -132,8 +132,7 @@ class SlotArena {
 
   // The numbers of the slot that starts at this page. REQUIRES: one of a lent run does; the arena has less than 2^32 pages.
   [[nodiscard]] SlotNumbers words_of(PageIndex page) const noexcept {
-    LastRun last;
-    return words_of(page, last);
+    return words_of(page, latest_);
   }
   // The same, quicker for one slot after the other of the same run. REQUIRES: no run is lent or given back between two calls with
   // the same `last`.
@@ -198,6 +197,8 @@ class SlotArena {
   };
 
   [[nodiscard]] LastRun last_run(uint32_t page) const noexcept;
+  // A run was lent or given back.
+  void forget_latest() noexcept { latest_ = {}; }
   [[nodiscard]] uint64_t pages_per_segment() const noexcept { return shape_.segment_bytes / PAGE_BYTES; }
   [[nodiscard]] PageIndex slot_page(uint32_t first, uint32_t slot) const noexcept;
   [[nodiscard]] Run& run_of(PageIndex page) noexcept;
@@ -229,6 +230,7 @@ class SlotArena {
   uint32_t hand_ = 0;  // segment from which the next search for any window goes on
   uint32_t free_segments_ = 0;
   uint32_t ready_segments_ = 0;
+  mutable LastRun latest_{};  // one that is lent
 };
 
 }  // namespace kvpool

@@ -2,13 +2,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "bindings.h"
@@ -45,14 +43,6 @@ std::shared_ptr<ChangeFeed> make_feed(uint32_t capacity) {
   return feed;
 }
 
-std::tuple<bool, nb::bytes> take(ChangeFeed& feed, size_t limit) {
-  require_rows(limit);
-  std::vector<Change> rows(std::min(limit, feed.waiting()));
-  bool has_gap = false;
-  rows.resize(feed.take(rows.data(), rows.size(), has_gap));
-  return {has_gap, pack(rows)};
-}
-
 std::tuple<uint32_t, nb::bytes> list(const Directory& directory, uint32_t cursor, size_t limit) {
   require_rows(limit);
   std::vector<Change> rows;
@@ -71,6 +61,16 @@ nb::bytes filled_bytes(size_t size, Fill fill) {
   }
   fill(PyBytes_AsString(made));
   return nb::steal<nb::bytes>(made);
+}
+
+std::tuple<bool, nb::bytes> take(ChangeFeed& feed, size_t limit) {
+  require_rows(limit);
+  const size_t taken = std::min(limit, feed.waiting());
+  bool has_gap = false;
+  const auto rows = filled_bytes(taken * sizeof(Change), [&](char* out) {
+    static_cast<void>(feed.take(reinterpret_cast<Change*>(out), taken, has_gap));
+  });
+  return {has_gap, rows};
 }
 
 // A run as one event reports it.
@@ -119,19 +119,17 @@ ReportedRun reported(const ChangeRun& run, std::span<const Change> rows, std::sp
           raw_bytes(ids[run.first].scope)};
 }
 
-std::vector<ReportedRun> runs_of(const Directory& memory, const nb::bytes& packed_rows,
-                             const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
+std::vector<ReportedRun> runs_of(const Directory& memory, const nb::bytes& packed_rows, size_t payload_max) {
   if (packed_rows.size() % sizeof(Change) != 0) {
     throw nb::value_error("rows must be a multiple of 80 bytes");
   }
-  std::vector<Change> rows(packed_rows.size() / sizeof(Change));
-  std::memcpy(rows.data(), packed_rows.data(), packed_rows.size());
+  const std::span<const Change> rows = words_in<Change>(packed_rows);
   for (const Change& row : rows) {
-    if (!chunk_tokens.contains(row.owner)) {
-      throw nb::key_error("a row names a namespace whose chunks have no known number of tokens");
+    if (row.owner >= memory.namespaces()) {
+      throw nb::key_error("a row names a namespace that is not known");
     }
   }
-  const ChangeRuns found = cut_runs(rows, memory, chunk_tokens, payload_max);
+  const ChangeRuns found = cut_runs(rows, memory, payload_max);
   std::vector<ReportedRun> runs;
   runs.reserve(found.runs.size());
   for (const ChangeRun& run : found.runs) {
@@ -189,9 +187,9 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "report_to", [](Directory& self, std::shared_ptr<ChangeFeed> feed) { self.reports().report_to(std::move(feed)); }, "feed"_a,
           "Reports every change to the feed from now on.")
-      .def("runs_of", &runs_of, "rows"_a, "chunk_tokens"_a, "payload_max"_a,
-           "Rows of the feed as runs that one event reports each. `chunk_tokens`: by namespace. Raises ValueError for rows that\n"
-           "are none, KeyError for a namespace that is not in it.")
+      .def("runs_of", &runs_of, "rows"_a, "payload_max"_a,
+           "Rows of the feed as runs that one event reports each. Raises ValueError for rows that are none, KeyError for a namespace\n"
+           "that is not known.")
       .def("list_chunks", &list, "cursor"_a, "limit"_a,
            "(next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.")
       .def(

@@ -305,6 +305,10 @@ void bind_directory(nb::module_& module) {
           "The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.")
       .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
       .def(
+          "set_chunk_tokens",
+          [](Directory& self, uint32_t owner, uint32_t tokens) { self.set_chunk_tokens(known_namespace(self, owner), tokens); },
+          "namespace"_a, "tokens"_a, "How many token ids each chunk of a namespace has, which `runs_of` reports.")
+      .def(
           "mark_segment_ready",
           [](Directory& self, uint32_t segment) {
             if (segment >= self.geometry().arena.segments) {

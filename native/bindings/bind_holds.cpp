@@ -77,23 +77,33 @@ Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes&
 }
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
-                 const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level) {
+                 const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level, const nb::bytes& scope, size_t row,
+                 size_t rows) {
   const auto extents = directory.holds().extents_of(reservation);
   require_known(extents.has_value());
   const size_t chunk_bytes = *extents * sizeof(uint32_t);
   if (checksums.size() % chunk_bytes != 0) {
     throw nb::value_error("checksums must be 4 bytes for each extent of each chunk");
   }
-  const size_t count = checksums.size() / chunk_bytes;
-  if (count == 0 ? tokens.size() != 0
-                 : tokens.size() % (count * sizeof(int32_t)) != 0 || tokens.size() / count / sizeof(int32_t) > TOKEN_IDS_MAX) {
-    throw nb::value_error("tokens must be as many for each chunk, 4096 at most");
+  const size_t all = checksums.size() / chunk_bytes;
+  if (all == 0 ? tokens.size() != 0 : tokens.size() % (all * sizeof(int32_t)) != 0) {
+    throw nb::value_error("tokens must be as many for each chunk");
   }
-  if (sources.size() != 0 && sources.size() != count * sizeof(uint64_t)) {
+  const size_t chunk_tokens = all == 0 ? 0 : tokens.size() / all / sizeof(int32_t);
+  if (scope.size() % sizeof(int32_t) != 0 || chunk_tokens + scope.size() / sizeof(int32_t) > TOKEN_IDS_MAX) {
+    throw nb::value_error("tokens must be 4096 at most for each chunk, with the scope's words");
+  }
+  if (sources.size() != 0 && sources.size() != all * sizeof(uint64_t)) {
     throw nb::value_error("sources must be none, or 8 bytes for each chunk");
   }
-  return pack(directory.commit(reservation, first, count, words_in<uint32_t>(checksums).data(), now_ns, words_in<int32_t>(tokens),
-                               {known_tier(source_level), words_in<uint64_t>(sources)}));
+  if (row > all) {
+    throw nb::value_error("row must be within the columns");
+  }
+  const size_t count = std::min(rows, all - row);
+  const auto generations = words_in<uint64_t>(sources);
+  return pack(directory.commit(reservation, first, count, words_in<uint32_t>(checksums).data() + row * *extents, now_ns,
+                               {words_in<int32_t>(tokens).subspan(row * chunk_tokens, count * chunk_tokens), words_in<int32_t>(scope)},
+                               {known_tier(source_level), generations.empty() ? generations : generations.subspan(row, count)}));
 }
 
 bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t count, uint32_t first_extent,
@@ -207,9 +217,11 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
            "of this one: it is pending without a slot, and ends the run.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
+           "scope"_a = nb::bytes(""), "row"_a = 0, "rows"_a = SIZE_MAX,
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][extent]; token ids i32\n"
            "[chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of\n"
-           "`source_level`, from which the chunks were copied, must still have.")
+           "`source_level`, from which the chunks were copied, must still have. `scope`: stored behind the ids of each. Of the\n"
+           "columns those `rows` from `row` on.")
       .def("land_saved", &land_saved, "reservation"_a, "first"_a, "count"_a, "first_extent"_a, "checksums"_a,
            "Further extents of reserved chunks lie in their slots, for who follows them: u32 [chunk][extent]. False where the\n"
            "reservation is unknown or has expired.")

@@ -35,8 +35,7 @@ bool have_same_traits(const Change& a, const Change& b) {
 
 }  // namespace
 
-ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory,
-                    const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
+ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory, size_t payload_max) {
   ChangeRuns found;
   found.ids.resize(rows.size());
   size_t payload = 0;
@@ -44,9 +43,8 @@ ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory,
     const Change& row = rows[index];
     ScopedIds& ids = found.ids[index];
     if (row.kind == ChangeKind::ARRIVED) {
-      const auto size = chunk_tokens.find(row.owner);
-      KVPOOL_CHECK(size != chunk_tokens.end());
-      ids = split_scope(memory.tokens_of(row.key), size->second);
+      KVPOOL_CHECK(row.owner < memory.namespaces());
+      ids = split_scope(memory.tokens_of(row.key), memory.chunk_tokens(NamespaceId(row.owner)));
     }
     const uint8_t before = tiers_before(row);
     const RunKind kind = kind_of(before, row.tiers);

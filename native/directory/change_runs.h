@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "records/change_feed.h"
@@ -40,8 +39,7 @@ struct ChangeRuns {
   std::vector<ScopedIds> ids;  // by row, as many for each row of a run; only what arrived has any
 };
 
-// `chunk_tokens`: how many token ids a chunk has, by namespace. REQUIRES: every namespace of the rows is in it.
-[[nodiscard]] ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory,
-                                  const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max);
+// REQUIRES: `memory` knows every namespace of the rows, and how many token ids its chunks have.
+[[nodiscard]] ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory, size_t payload_max);
 
 }  // namespace kvpool

@@ -64,6 +64,7 @@ std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t exten
 
 NamespaceId Directory::add_namespace() {
   namespaces_.emplace_back();
+  chunk_tokens_.push_back(0);
   return NamespaceId(static_cast<uint32_t>(namespaces_.size() - 1));
 }
 

@@ -77,6 +77,9 @@ class Directory {
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
   [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t extents, bool has_place_below = true, ClassId instead = {});
   [[nodiscard]] NamespaceId add_namespace();
+  // How many token ids each chunk of a namespace has, from now on; 0 until then. REQUIRES: the namespace is known.
+  void set_chunk_tokens(NamespaceId owner, uint32_t tokens) noexcept { chunk_tokens_[owner.value()] = tokens; }
+  [[nodiscard]] uint32_t chunk_tokens(NamespaceId owner) const noexcept { return chunk_tokens_[owner.value()]; }
   void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
 
   // Holds the longest stored prefix; id 0 where that is empty. `keys` are n packed keys from the root on. `now_ns` here and in
@@ -115,12 +118,11 @@ class Directory {
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, of the RESERVED ones, parents before children. PART where one that another
-  // reservation writes precedes it: it is readable when that is, or is lost with that. `checksums`: [count][extents]; `tokens`, where
-  // they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower tier or of copies: one that is not
+  // reservation writes precedes it: it is readable when that is, or is lost with that. `checksums`: [count][extents]; `ids`, where they
+  // are stored: tokens [count][n / count], and the scope of all of them. Committing twice is STORED twice. `sources`, of a lower tier or of copies: one that is not
   // READY there with its generation any more is EXPIRED: what is dropped while it is copied is not published in the other tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                            uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
-                                            CopySources sources = {});
+                                            uint64_t now_ns = 0, ScopedIds ids = {}, CopySources sources = {});
   // directory_following.cpp. Saves that are followed before their commit. Extents first_extent .. of the reserved chunks
   // first .. first+count lie in their slots: `checksums` [count][extents]. A last extent is left out, which lands with the commit. A chunk
   // that has another number of extents in place, or is committed, stays as it is. False where the reservation is unknown or has expired.
@@ -315,6 +317,7 @@ class Directory {
   HoldTable holds_;
   HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
+  std::vector<uint32_t> chunk_tokens_;  // as many
   WaitingRuns waiting_;
   Promotions promotions_{*this};
   DirectoryStats stats_;

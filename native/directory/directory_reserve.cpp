@@ -253,14 +253,17 @@ SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_
 
 // Evicts exactly what is in the plan, or nothing.
 SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
-  const RoomPlan plan = room_.plan_room(size_class, search, latest_ns_);
+  const RoomPlan& plan = room_.plan_room(size_class, search, latest_ns_);
   if (plan.state != SaveState::RESERVED) {
     return plan.state;
   }
   const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
+  if (plan.own.valid()) {
+    evict(plan.own, Eviction::OWN_CLASS);
+  }
   for (const RecordId id : plan.slot_owners) {
     if (records_[id].state == ChunkState::READY) {  // else it went with its parent
-      evict_subtree(id, plan.slot_reason);
+      evict_subtree(id, Eviction::OTHER_CLASS);
     }
   }
   for (const RecordId id : plan.further) {

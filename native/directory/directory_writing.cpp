@@ -12,10 +12,10 @@
 namespace kvpool {
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                       uint64_t now_ns, std::span<const int32_t> tokens, CopySources sources) {
-  KVPOOL_CHECK(count == 0 || tokens.size() % count == 0);
+                                       uint64_t now_ns, ScopedIds ids, CopySources sources) {
+  KVPOOL_CHECK(count == 0 || ids.tokens.size() % count == 0);
   KVPOOL_CHECK(sources.generations.empty() || sources.generations.size() == count);
-  const size_t chunk_tokens = count == 0 ? 0 : tokens.size() / count;
+  const size_t chunk_tokens = count == 0 ? 0 : ids.tokens.size() / count;
   latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   ReservationState* const found = holds_.find_reservation(reservation);
@@ -51,7 +51,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(SaveState::CHECKSUM);
         continue;
       }
-      tokens_.store(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
+      tokens_.store(id, {ids.tokens.subspan(index * chunk_tokens, chunk_tokens), ids.scope});
       --state.writing;
       record.has_writer = false;
       shares_.note_stored(state);

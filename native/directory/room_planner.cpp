@@ -90,45 +90,50 @@ RecordId RoomPlanner::next_victim(std::optional<ClassId> size_class, uint64_t no
   return saved.valid() && !is_worse ? saved : first;
 }
 
-RoomPlan RoomPlanner::plan_room(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
+const RoomPlan& RoomPlanner::plan_room(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
   const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
+  plan_.own = RecordId();
+  plan_.slot_owners.clear();
+  plan_.further.clear();
   if (stats_.used_bytes - stats_.idle_bytes + bytes > capacity_) {
     const bool waits = stats_.used_bytes - stats_.idle_bytes - stats_.pinned_bytes + bytes <= capacity_;
-    return {waits ? SaveState::NOT_READY : SaveState::FULL};
+    plan_.state = waits ? SaveState::NOT_READY : SaveState::FULL;
+  } else if (records_.is_full() && stats_.idle_bytes == 0) {
+    plan_.state = stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL;
+  } else {
+    plan_.state = plan_slot(size_class, search, now_ns);
+    if (plan_.state == SaveState::RESERVED) {
+      plan_.state = plan_further(bytes, now_ns);
+    }
   }
-  if (records_.is_full() && stats_.idle_bytes == 0) {
-    return {stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL};
-  }
-  RoomPlan plan = plan_slot(size_class, search, now_ns);
-  if (plan.state == SaveState::RESERVED) {
-    plan_further(bytes, plan, now_ns);
-  }
-  return plan;
+  return plan_;
 }
 
 // A slot: free, or the class's own next victim's, or in a window of other classes that was used longer ago than that.
-RoomPlan RoomPlanner::plan_slot(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
+SaveState RoomPlanner::plan_slot(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept {
   if (arena_.can_allocate(size_class)) {
-    return {SaveState::RESERVED};
+    return SaveState::RESERVED;
   }
   const RecordId own = next_victim(size_class, now_ns);
   find_window(size_class, search);
   if (search.window && (!own.valid() || is_cheaper(*search.window, records_[own]))) {
     std::vector<RecordId> owners = arena_.owners_in(*search.window);
     if (may_evict_all(owners, now_ns)) {
-      return {SaveState::RESERVED, std::move(owners), Eviction::OTHER_CLASS};
+      plan_.slot_owners = std::move(owners);
+      return SaveState::RESERVED;
     }
     if (!own.valid()) {
-      return {SaveState::NOT_READY};
+      return SaveState::NOT_READY;
     }
   }
   if (!own.valid()) {
-    return {arena_.is_behind() || stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL};
+    return arena_.is_behind() || stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL;
   }
   if (!may_evict(own, now_ns)) {
-    return {wait_for(own)};
+    return wait_for(own);
   }
-  return {SaveState::RESERVED, {own}, Eviction::OWN_CLASS};
+  plan_.own = own;
+  return SaveState::RESERVED;
 }
 
 void RoomPlanner::find_window(ClassId size_class, WindowSearch& search) noexcept {
@@ -147,11 +152,15 @@ void RoomPlanner::find_window(ClassId size_class, WindowSearch& search) noexcept
 
 // Further victims, one by one, until capacity and records suffice. Each is taken out of the queues as if it were evicted, so that
 // the next victim after it is found; in the end all are put back where they were, the last one first.
-void RoomPlanner::plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) noexcept {
+SaveState RoomPlanner::plan_further(uint64_t bytes, uint64_t now_ns) noexcept {
   const uint64_t used = stats_.used_bytes + bytes;
   const uint64_t excess = used > capacity_ ? used - capacity_ : 0;
-  bool lacks_record = records_.is_full() && plan.slot_owners.empty();
-  uint64_t freed = 0;
+  bool lacks_record = records_.is_full() && !plan_.own.valid() && plan_.slot_owners.empty();
+  uint64_t freed = plan_.own.valid() ? bytes_of(plan_.own) : 0;
+  if (freed >= excess && !lacks_record) {
+    return SaveState::RESERVED;
+  }
+  auto state = SaveState::RESERVED;
   std::vector<TakenOut> out;
   const auto is_enough = [&] { return freed >= excess && !lacks_record; };
   const auto take_out = [&](RecordId id) {
@@ -160,7 +169,10 @@ void RoomPlanner::plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) 
     records_.detach(id);
     standings_.requeue_childless(parent, records_[id].last_access_ns);
   };
-  const std::vector<RecordId> cleared = excess > 0 ? with_followers(records_, plan.slot_owners) : std::vector<RecordId>{};
+  if (plan_.own.valid()) {
+    take_out(plan_.own);
+  }
+  const std::vector<RecordId> cleared = excess > 0 ? with_followers(records_, plan_.slot_owners) : std::vector<RecordId>{};
   for (const RecordId id : cleared) {
     freed += bytes_of(id);
   }
@@ -171,10 +183,10 @@ void RoomPlanner::plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) 
     const RecordId victim = next_victim(std::nullopt, now_ns);
     if (!victim.valid() || !may_evict(victim, now_ns)) {
       const SaveState without = stats_.pinned_bytes > 0 ? SaveState::NOT_READY : SaveState::FULL;
-      plan.state = victim.valid() ? wait_for(victim) : without;
+      state = victim.valid() ? wait_for(victim) : without;
       break;
     }
-    plan.further.push_back(victim);
+    plan_.further.push_back(victim);
     freed += bytes_of(victim);
     lacks_record = false;
     if (!is_enough()) {
@@ -187,6 +199,7 @@ void RoomPlanner::plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) 
     }
     queues_.put_back(taken->id, taken->place);
   }
+  return state;
 }
 
 }  // namespace kvpool

@@ -31,8 +31,8 @@ struct WindowSearch {
 // What is evicted for one chunk. Nothing is unless the state is RESERVED.
 struct RoomPlan {
   SaveState state = SaveState::FULL;
-  std::vector<RecordId> slot_owners{};  // for its slot, with all that follows them
-  Eviction slot_reason = Eviction::OWN_CLASS;
+  RecordId own{};                       // for its slot, one of its class that nothing follows; or
+  std::vector<RecordId> slot_owners{};  // those of a window of other classes, with all that follows them
   std::vector<RecordId> further{};      // in their order
 };
 
@@ -52,16 +52,17 @@ class RoomPlanner {
   [[nodiscard]] bool may_evict(RecordId id, uint64_t now_ns) const noexcept;
   // Whether these and all that follows them may be evicted. Those that follow one of them are looked at through it alone: each once.
   [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners, uint64_t now_ns) const;
-  // `search` is of this size class. The queues and the tree are as they were afterwards.
-  [[nodiscard]] RoomPlan plan_room(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept;
+  // `search` is of this size class. The queues and the tree are as they were afterwards. The plan is good until the next one is made:
+  // its memory is used again.
+  [[nodiscard]] const RoomPlan& plan_room(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept;
 
  private:
   [[nodiscard]] uint64_t bytes_of(RecordId id) const noexcept { return arena_.size_class(records_[id].size_class).chunk_bytes; }
   [[nodiscard]] SaveState wait_for(RecordId id) noexcept;
   [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class, uint64_t now_ns) noexcept;
-  [[nodiscard]] RoomPlan plan_slot(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept;
+  [[nodiscard]] SaveState plan_slot(ClassId size_class, WindowSearch& search, uint64_t now_ns) noexcept;
   void find_window(ClassId size_class, WindowSearch& search) noexcept;
-  void plan_further(uint64_t bytes, RoomPlan& plan, uint64_t now_ns) noexcept;
+  [[nodiscard]] SaveState plan_further(uint64_t bytes, uint64_t now_ns) noexcept;
 
   ChunkRecords& records_;
   SlotArena& arena_;
@@ -71,6 +72,7 @@ class RoomPlanner {
   const DirectoryStats& stats_;
   const uint64_t capacity_;
   bool protects_unsaved_ = false;
+  RoomPlan plan_;
 };
 
 }  // namespace kvpool

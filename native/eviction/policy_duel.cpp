@@ -13,6 +13,8 @@ namespace {
 // A tier of no more chunks is not sampled; of a larger one a shadow holds about so many as SAMPLED_CHUNKS.
 constexpr uint32_t WHOLE_CHUNKS = 8192;
 constexpr uint32_t SAMPLED_CHUNKS = 4096;
+// A shadow forgets as many chunks as it gets, and what stands behind one in the map is looked at then: it is never half full.
+constexpr uint32_t PLACES_PER_CHUNK = 2;
 // Of a request's hits this much counts after the next one.
 constexpr double HITS_DECAY = 0.998;
 // The other one must lead by this much, or a tie would be decided anew all the time.
@@ -28,7 +30,7 @@ const ClassId ONLY_CLASS(0);
 }  // namespace
 
 PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)
-    : records_(chunks_max), queues_(records_, policy), places_(chunks_max, KeyHash{HashSeed::random()}) {
+    : records_(chunks_max), queues_(records_, policy), places_(PLACES_PER_CHUNK * chunks_max, records_) {
   queues_.add_class();
 }
 
@@ -41,11 +43,10 @@ void PolicyShadow::evict(RecordId id) noexcept {
 
 // Takes a chunk and all that follows it out, where it is here: it has come again behind another parent.
 void PolicyShadow::forget(const ChunkKey& key) noexcept {
-  const auto found = places_.find(key);
-  if (found == places_.end()) {
+  const RecordId top = places_.find(key);
+  if (!top.valid()) {
     return;
   }
-  const RecordId top = found->second;
   for (RecordId id = top, parent;; id = parent) {
     while (records_[id].first_child.valid()) {
       id = records_[id].first_child;
@@ -66,8 +67,8 @@ RecordId PolicyShadow::behind(RecordId parent, const ChunkKey& key) const noexce
       return child;
     }
   }
-  const auto found = places_.find(key);
-  return found != places_.end() && records_[found->second].parent == parent ? found->second : RecordId();
+  const RecordId found = places_.find(key);
+  return found.valid() && records_[found].parent == parent ? found : RecordId();
 }
 
 // `chain_` is a path from the root, and exactly what is out of the queues meanwhile: a victim's child always stands in one.
@@ -101,7 +102,7 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
     if (!chain_.empty()) {
       records_.attach_child(chain_.back(), fresh);
     }
-    places_.emplace(chain[index].key, fresh);
+    places_.insert(fresh);
     chain_.push_back(fresh);
   }
   for (size_t index = chain_.size(); index-- > 0;) {

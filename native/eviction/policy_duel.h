@@ -9,13 +9,13 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include "records/chunk_records.h"
 #include "eviction/eviction_policy.h"
 #include "eviction/eviction_queues.h"
 #include "hash/keyed_hash.h"
+#include "records/key_map.h"
 
 namespace kvpool {
 
@@ -39,19 +39,13 @@ class PolicyShadow {
   [[nodiscard]] uint32_t size() const noexcept { return records_.alive(); }
 
  private:
-  // Clients choose keys: what they would have to choose to meet in one place differs from process to process.
-  struct KeyHash {
-    HashSeed seed;
-    size_t operator()(const ChunkKey& key) const noexcept { return keyed_hash(key, seed); }
-  };
-
   [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
   void evict(RecordId id) noexcept;
   void forget(const ChunkKey& key) noexcept;
 
   ChunkRecords records_;
   EvictionQueues queues_;
-  std::unordered_map<ChunkKey, RecordId, KeyHash> places_;  // whole keys: clients choose them, and words of them may meet
+  KeyMap places_;  // whole keys: clients choose them, and words of them may meet
   std::vector<RecordId> chain_;
 };
 

@@ -24,12 +24,12 @@ ChangeFeed::~ChangeFeed() { ::close(fd_); }
 
 void ChangeFeed::add(const Change& change) noexcept {
   if (count_ == capacity_) {
-    first_ = (first_ + 1) % capacity_;
+    first_ = wrapped(first_ + 1);
     --count_;
     ++lost_;
     has_gap_ = true;
   }
-  ring_[(first_ + count_) % capacity_] = change;
+  ring_[wrapped(first_ + count_)] = change;
   ++count_;
   signal();
 }
@@ -50,9 +50,9 @@ size_t ChangeFeed::take(Change* out, size_t limit, bool& has_gap) noexcept {
   has_gap = std::exchange(has_gap_, false);
   const size_t taken = std::min(limit, count_);
   for (size_t index = 0; index < taken; ++index) {
-    out[index] = ring_[(first_ + index) % capacity_];
+    out[index] = ring_[wrapped(first_ + index)];
   }
-  first_ = (first_ + taken) % capacity_;
+  first_ = wrapped(first_ + taken);
   count_ -= taken;
   return taken;
 }

@@ -78,6 +78,8 @@ class ChangeFeed {
  private:
   ChangeFeed(uint32_t capacity, int fd);
   void signal() noexcept;
+  // REQUIRES: less than twice the capacity.
+  [[nodiscard]] size_t wrapped(size_t place) const noexcept { return place < capacity_ ? place : place - capacity_; }
 
   const size_t capacity_;
   const std::unique_ptr<Change[]> ring_;  // memory never written is never touched

@@ -6,13 +6,14 @@
 
 namespace kvpool {
 
-void TokenIds::store(RecordId id, std::span<const int32_t> tokens) {
-  KVPOOL_CHECK(tokens.size() <= TOKEN_IDS_MAX);
+void TokenIds::store(RecordId id, ScopedIds ids) {
+  const size_t words = ids.tokens.empty() ? 0 : ids.tokens.size() + ids.scope.size();
+  KVPOOL_CHECK(words <= TOKEN_IDS_MAX);
   forget(id);
-  if (tokens.empty()) {
+  if (words == 0) {
     return;
   }
-  if (bytes_ + tokens.size_bytes() > bytes_max_) {
+  if (bytes_ + words * sizeof(int32_t) > bytes_max_) {
     ++left_out_;
     return;
   }
@@ -20,10 +21,10 @@ void TokenIds::store(RecordId id, std::span<const int32_t> tokens) {
     by_record_.resize(std::max<size_t>(id.value() + size_t{1}, by_record_.size() * 2));
   }
   Stored& stored = by_record_[id.value()];
-  stored.tokens = std::make_unique_for_overwrite<int32_t[]>(tokens.size());
-  stored.count = static_cast<uint32_t>(tokens.size());
-  std::copy(tokens.begin(), tokens.end(), stored.tokens.get());
-  bytes_ += tokens.size_bytes();
+  stored.tokens = std::make_unique_for_overwrite<int32_t[]>(words);
+  stored.count = static_cast<uint32_t>(words);
+  std::copy(ids.scope.begin(), ids.scope.end(), std::copy(ids.tokens.begin(), ids.tokens.end(), stored.tokens.get()));
+  bytes_ += words * sizeof(int32_t);
 }
 
 void TokenIds::forget(RecordId id) noexcept {

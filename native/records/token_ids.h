@@ -40,8 +40,8 @@ class TokenIds {
  public:
   // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
-  // Replaces what was stored before; nothing is stored where there is no room. REQUIRES: at most TOKEN_IDS_MAX.
-  void store(RecordId id, std::span<const int32_t> tokens);
+  // Replaces what was stored before; nothing is stored where there are no tokens, or no room. REQUIRES: at most TOKEN_IDS_MAX in all.
+  void store(RecordId id, ScopedIds ids);
   void forget(RecordId id) noexcept;
   // Empty where none were given. Good until the next change.
   [[nodiscard]] std::span<const int32_t> of(RecordId id) const noexcept;

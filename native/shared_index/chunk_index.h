@@ -78,8 +78,7 @@ class ChunkIndex {
 
   // The address by which readers find the used slot at a page; unset where none can.
   [[nodiscard]] SlotAddress slot_of(PageIndex page) const noexcept {
-    LastRun last;
-    return slot_of(page, last);
+    return has_words() && page.valid() ? SlotAddress{region_.number, arena_.words_of(page).number} : SlotAddress();
   }
   // See SlotArena::words_of.
   [[nodiscard]] SlotAddress slot_of(PageIndex page, LastRun& last) const noexcept {

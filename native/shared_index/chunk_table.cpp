@@ -55,6 +55,7 @@ std::optional<uint64_t> ChunkTable::position_from(uint64_t home, const ChunkKey&
       return std::nullopt;
     }
     if (slots_[position].key == key) {
+      last_position_ = position;
       return position;
     }
   }
@@ -97,15 +98,18 @@ bool ChunkTable::bequeath(const ChunkKey& from, const ChunkKey& to) noexcept {
   return true;
 }
 
-std::optional<TableEntry> ChunkTable::find(const ChunkKey& key) const noexcept { return find_from(home(key), key); }
-
-std::optional<TableEntry> ChunkTable::find_from(uint64_t home, const ChunkKey& key) const noexcept {
-  const auto position = position_from(home, key);
+std::optional<TableEntry> ChunkTable::entry_at(std::optional<uint64_t> position) const noexcept {
   if (!position) {
     return std::nullopt;
   }
   const TableSlot& slot = slots_[*position];
   return TableEntry{RecordId(slot.record), slot.generation, address_of(slot.region, slot.number), slot.tiers};
+}
+
+std::optional<TableEntry> ChunkTable::find(const ChunkKey& key) const noexcept { return entry_at(position_of(key)); }
+
+std::optional<TableEntry> ChunkTable::find_from(uint64_t home, const ChunkKey& key) const noexcept {
+  return entry_at(position_from(home, key));
 }
 
 uint64_t ChunkTable::prefetch(const ChunkKey& key) const noexcept {
@@ -122,10 +126,12 @@ bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generatio
   KVPOOL_CHECK(generation != 0);
   KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
   KVPOOL_DCHECK(!position_of(key));
-  if (!has_room(key)) {
+  const auto position = count_ < shape_.max_entries() ? free_position(key) : std::nullopt;
+  if (!position) {
     return false;
   }
-  write_slot(*free_position(key), key, record, generation, slot);
+  write_slot(*position, key, record, generation, slot);
+  last_position_ = *position;
   store_relaxed(header_->count, ++count_);
   return true;
 }
@@ -340,7 +346,7 @@ void ChunkTable::verify_slot(uint64_t position, std::vector<std::string>& broken
   if (slot.generation == 0) {
     return;
   }
-  if (position_of(slot.key) != position) {
+  if (position_from(home(slot.key), slot.key) != position) {
     note("is not where its key is found");
   }
   const SlotAddress place = address_of(slot.region, slot.number);

@@ -213,10 +213,13 @@ class ChunkTable {
   [[nodiscard]] uint64_t distance(uint64_t first, uint64_t second) const noexcept {
     return second >= first ? second - first : second + shape_.slots - first;
   }
+  // A chunk that is looked up is mostly asked for again at once, by what is done with it: where one was found last is looked at first.
   [[nodiscard]] std::optional<uint64_t> position_of(const ChunkKey& key) const noexcept {
-    return position_from(home(key), key);
+    const TableSlot& last = slots_[last_position_];
+    return last.generation != 0 && last.key == key ? std::optional(last_position_) : position_from(home(key), key);
   }
   [[nodiscard]] std::optional<uint64_t> position_from(uint64_t home, const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<TableEntry> entry_at(std::optional<uint64_t> position) const noexcept;
   void write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
   void store_further(uint64_t position, const FurtherSlot& further) noexcept;
   [[nodiscard]] SlotWords& words_at(SlotAddress slot) const noexcept;
@@ -236,6 +239,7 @@ class ChunkTable {
   std::vector<RegionWords> regions_;
   std::optional<Bequest> bequest_;
   uint64_t count_ = 0;  // equals header_->count
+  mutable uint64_t last_position_ = 0;  // any; where the last key was found
 };
 
 }  // namespace kvpool

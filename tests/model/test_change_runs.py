@@ -118,8 +118,8 @@ def test_runs_equal_joining_change_by_change(seed: int) -> None:
     rows = random_rows(chance, [*words, *(key([2, name]) for name in range(5))])
     payload_max = chance.choice((200, 1000, EVENT_PAYLOAD_BYTES_MAX))
     packed = b"".join(ROW.pack(*row) for row in rows)
-    sizes = {0: LAYOUT.chunk_tokens, 1: LAYOUT.chunk_tokens}
-    runs = rig.memory.runs_of(packed, sizes, payload_max)
+    rig.memory.set_chunk_tokens(rig.memory.add_namespace(), LAYOUT.chunk_tokens)
+    runs = rig.memory.runs_of(packed, payload_max)
     expected = list(joined(rows, words, payload_max))
     assert [event_of_run(run, number) for number, run in enumerate(runs)] == [
         event_of(number, first, event) for number, (first, event) in enumerate(expected)
@@ -132,11 +132,13 @@ def test_runs_equal_joining_change_by_change(seed: int) -> None:
         assert (run.change_kind, run.level) in kinds
 
 
-def test_invalid_rows_and_namespaces_without_a_size_are_refused() -> None:
+def test_invalid_rows_and_unknown_namespaces_are_refused() -> None:
     rig = Rig()
     row = ROW.pack(key([1]), bytes(32), 3, ChangeKind.ARRIVED, Level.DRAM, 1 << Level.DRAM, Cause.STORED, 35, 35)
-    assert rig.memory.runs_of(b"", {}, 1000) == []
+    assert rig.memory.runs_of(b"", 1000) == []
     with pytest.raises(ValueError, match="multiple of 80"):
-        rig.memory.runs_of(row[:-1], {3: 8}, 1000)
+        rig.memory.runs_of(row[:-1], 1000)
     with pytest.raises(KeyError):
-        rig.memory.runs_of(row, {2: 8}, 1000)
+        rig.memory.runs_of(row, 1000)
+    with pytest.raises(IndexError):
+        rig.memory.set_chunk_tokens(3, 8)

@@ -41,12 +41,6 @@ class CommitPart(NamedTuple):
     chunks: int
     columns: CommitColumns
 
-    def cut(self, first: int, end: int) -> "CommitPart":
-        """Those from `first` up to `end`."""
-        if first == 0 and end == self.chunks:
-            return self
-        return CommitPart(self.run, end - first, self.columns.part(first, end, chunks=self.chunks))
-
 
 def check_whole(columns: CommitColumns) -> None:
     """Raises ProtocolError for columns that are of no reservation whatever."""

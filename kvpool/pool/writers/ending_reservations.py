@@ -76,13 +76,17 @@ class EndingReservations:
 
     def end_reservations(
         self, first: ReservationId, reservations: Iterable[Sized], now_ns: int, *, chunks: int, is_asked: bool = True
-    ) -> None:
-        """End reservations of so many chunks together: few requested ones at once, before all that wait."""
-        rest = self._ending[first] = _Rest(reservations)
+    ) -> bool:
+        """End reservations of so many chunks together: few requested ones at once, before all that wait. Whether they have
+        ended."""
         if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_backlog is None:
-            rest.end_some(self._directory.end_part, sys.maxsize, now_ns)
-            del self._ending[first]
-        self._begin(now_ns)
+            for reservation, _ in reservations:
+                self._directory.end_reservation(reservation, now_ns)
+        else:
+            self._ending[first] = _Rest(reservations)
+        if self.are_left:
+            self._begin(now_ns)
+        return first not in self._ending
 
     def go_on_with(self, first: ReservationId, now_ns: int) -> None:
         """End some of these, whose requester then waits for no others."""

@@ -65,7 +65,7 @@ class ChainPlace:
     @property
     def extents(self) -> int:
         """See `Place`."""
-        return self._own.layout.extents
+        return self._own.extents
 
     def reserve(self, first: int, end: int, now_ns: int, *, may_wait: bool) -> Rows:
         """See `Place`."""
@@ -113,7 +113,7 @@ class SinglesPlace:
     @property
     def extents(self) -> int:
         """See `Place`."""
-        return self._own.layout.extents
+        return self._own.extents
 
     def reserve(self, first: int, end: int, now_ns: int, *, may_wait: bool) -> Rows:
         """See `Place`."""

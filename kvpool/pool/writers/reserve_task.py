@@ -4,14 +4,14 @@ Not yet a reservation of a connection: its creator makes one of it, or ends the 
 argument. Invariant: the columns have a row for each of the first `chunks` keys.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Step, save_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
@@ -21,8 +21,7 @@ from kvpool.protocol.reserve_runs import RunForm
 from kvpool.states import SaveState
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedSlots:
+class ReservedSlots(NamedTuple):
     """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
 
     `retained`: a `RetainState` for each chunk where the request has retention, else empty.
@@ -35,11 +34,12 @@ class ReservedSlots:
     retained: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRun:
-    """Chunks of one group that are to be reserved. `session`: the group's; `is_part`: of each chunk a share is."""
+class TaskRun(NamedTuple):
+    """Chunks of one group that are to be reserved. `session`: the group's, whose namespace is `own`; `is_part`: of each chunk a
+    share is."""
 
     session: EngineSession
+    own: Namespace
     form: RunForm
     keys: KeyColumn
     place: Place
@@ -72,44 +72,44 @@ class ReserveTask:
         self._run = 0  # the one that is being reserved
         self._first = 0  # of its chunks
         self.latest = ReservedPart(runs[0], KeyColumn(b""), b"")
-        self.states = bytearray()
-        self.offsets = bytearray()
-        self.generations = bytearray()
-        self.retained = bytearray()
+        self.chunks = 0  # keys that are answered
+        # Of each answer: columns joined when all are there.
+        self._rows: list[tuple[bytes, bytes, bytes, bytes]] = []
 
     def __repr__(self) -> str:
         return f"<ReserveTask {self.chunks} of {sum(len(run.keys) for run in self.runs)} chunks>"
 
-    @property
-    def chunks(self) -> int:
-        """Keys that are answered."""
-        return len(self.states)
+    def columns(self) -> Iterator[bytes]:
+        """States, offsets, generations and retained of all keys that are answered."""
+        if len(self._rows) == 1:
+            return iter(self._rows[0])
+        return (b"".join(columns) for columns in zip(*self._rows, strict=True))
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
         """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
         run, first = self.runs[self._run], self._first
         most = save_chunks(is_part=run.is_part, is_chain=run.form is not RunForm.ALONE)
-        end = min(first + most, len(run.keys))
+        chunks = len(run.keys)
+        end = min(first + most, chunks)
         evicted_before = self._directory.evicted_chunks
         made = run.place.reserve(first, end, now_ns, may_wait=may_wait)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        answered = len(made.states)
+        states, generations, retained = bytes(made.states), bytes(made.generations), b""
+        answered = len(states)
+        keys = run.keys if answered == chunks else run.keys[first : first + answered]
         if self._wanted.priorities and answered:
             wanted = self._wanted.part(self.chunks, self.chunks + answered)
-            states = _states_for_retention(bytes(made.states), bytes(made.generations))
-            self.retained += self._retention.of_save(
-                run.session.own, run.keys[first : first + answered], states, wanted, now_ns=now_ns
-            )
-        self.latest = ReservedPart(run, run.keys[first : first + answered], bytes(made.states))
-        self.states += made.states
-        self.offsets += made.offsets
-        self.generations += made.generations
+            have_slots = _states_for_retention(states, generations)
+            retained = self._retention.of_save(run.own, keys, have_slots, wanted, now_ns=now_ns)
+        self.latest = ReservedPart(run, keys, states)
+        self._rows.append((states, bytes(made.offsets), generations, retained))
+        self.chunks += answered
         self._first += answered
         if self._first < end:
             return Step.WAIT
-        if self._first == len(run.keys):
+        if self._first == chunks:
             self._run, self._first = self._run + 1, 0
         return Step.MORE if self._run < len(self.runs) else Step.DONE
 

@@ -8,15 +8,16 @@ Invariant: every reservation in the directory is a holder of one in `Reservation
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from typing import NamedTuple
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.config.config import DramConfig
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
-from kvpool.ids import ConnectionId, ReservationId, SaveId
+from kvpool.ids import CHECKSUM_BYTES, ConnectionId, ReservationId, SaveId
 from kvpool.index.miss_ratio_curve import MissRatioCurve
+from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.reservations import Reservation, Reservations, ReservedRun
 from kvpool.index.sessions import EngineSession
@@ -119,18 +120,20 @@ class Writers:
         """Slots for the chunks of these runs, to be reserved in parts, and with what they are retained. Raises InvalidArgument
         for a share that chunks of their layout do not have, Refused."""
         for run in runs:
-            _check_share(run)
+            if run.share is not None:
+                _check_share(run, run.share)
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        task_runs = [
-            TaskRun(run.session, run.form, run.keys, self._place_of(run), run.share is not None) for run in runs
-        ]
-        return ReserveTask(self._directory, self._retention, task_runs, wanted)
+        return ReserveTask(self._directory, self._retention, [self._task_run(run) for run in runs], wanted)
 
-    def _place_of(self, run: AskedRun) -> Place:
-        own, holder = run.session.own, run.session.connection
+    def _task_run(self, run: AskedRun) -> TaskRun:
+        own = run.session.own
+        return TaskRun(run.session, own, run.form, run.keys, self._place_of(run, own), run.share is not None)
+
+    def _place_of(self, run: AskedRun, own: Namespace) -> Place:
+        holder = run.session.connection
         is_chain = run.form is not RunForm.ALONE
         if run.share is not None:
             part = self.joint_saves.begin_part(run.session, run.share)
@@ -143,25 +146,21 @@ class Writers:
 
     def make(self, session: EngineSession, task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
-        made, at = [], 0
+        states, offsets, generations, retained = task.columns()
+        made, at, reserved = [], 0, 0
         for run in task.runs:
             end = at + len(run.keys)
-            offsets = bytes(task.offsets[NUMBER_BYTES * at : NUMBER_BYTES * end])
-            made.append(self._reserved_run(run, bytes(task.states[at:end]), offsets, now_ns))
+            own = states[at:end]
+            if self._hit_curve is not None and not run.is_part:
+                self._hit_curve.note_save(run.keys, run.session.chunk_sizes[0], now_ns)
+            made.append(self._reserved_run(run, own, offsets[NUMBER_BYTES * at : NUMBER_BYTES * end], now_ns))
+            reserved += made[-1].chunks
             at = end
-        number = (
-            self._reservations.add_reservation(session.connection, made, now_ns)
-            if any(run.chunks for run in made)
-            else 0
-        )
-        return ReservedSlots(
-            number, bytes(task.states), bytes(task.offsets), bytes(task.generations), bytes(task.retained)
-        )
+        number = self._reservations.add_reservation(session.connection, made, now_ns) if reserved else 0
+        return ReservedSlots(number, states, offsets, generations, retained)
 
     def _reserved_run(self, run: TaskRun, states: bytes, offsets: bytes, now_ns: int) -> ReservedRun:
-        layout, extents = run.session.own.layout, run.place.extents
-        if self._hit_curve is not None and not run.is_part:
-            self._hit_curve.note_save(run.keys, layout.stored_bytes, now_ns)
+        extents = run.place.extents
         reserved = states.count(SaveState.RESERVED)
         if not reserved:
             run.place.give_up(now_ns)  # present chunks were only touched
@@ -169,14 +168,13 @@ class Writers:
             run.session,
             reserved,
             extents,
-            extents if run.is_part else layout.kv_extents,
+            extents if run.is_part else run.own.layout.kv_extents,
             run.place.take_holders() if reserved else [],
             is_part=run.is_part,
             is_chain=run.form is not RunForm.ALONE,
-            staged=StagedSlots(states=states, offsets=offsets, extents=extents)
-            if reserved and self._is_staged
-            else None,
         )
+        if reserved and self._is_staged:
+            made.staged = StagedSlots(states=states, offsets=offsets, extents=extents)
         if reserved and self.followed.is_listened and not run.is_part:
             chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
             self.followed.begin_save(made, run.keys.chosen(chosen))
@@ -206,7 +204,7 @@ class Writers:
     def commit_all(self, session: EngineSession, reservation_id: int, columns: CommitColumns, now_ns: int) -> bytes:
         """All that these columns are about, at once; a state for each chunk. Raises ProtocolError."""
         parts = self.divide_commit(session, reservation_id, columns)
-        return b"".join(self.commit(session, reservation_id, part, now_ns) for part in parts)
+        return b"".join(self.commit(session, reservation_id, part, now_ns, rows=range(part.chunks)) for part in parts)
 
     def divide_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> list[CommitPart]:
         """The next chunks that a commit is about, run by run; none where the reservation has ended. Raises ProtocolError for
@@ -216,21 +214,25 @@ class Writers:
         reservation = self._reservations.find(SaveId(reservation_id), session.connection)
         return [] if reservation is None else divide(columns, reservation.runs)
 
-    def commit(self, session: EngineSession, reservation_id: int, part: CommitPart, now_ns: int) -> bytes:
-        """Publish the next chunks of a run; a state for each. Raises ProtocolError."""
+    def commit(
+        self, session: EngineSession, reservation_id: int, part: CommitPart, now_ns: int, *, rows: range
+    ) -> bytes:
+        """Publish the next chunks of a run, which have these rows of the part's columns; a state for each. Raises
+        ProtocolError."""
         reservation = self._find(session, reservation_id, now_ns)
         if reservation is None or reservation.is_expired:
             if reservation is not None:
                 reservation.is_reported = True
-            return bytes([SaveState.EXPIRED]) * part.chunks
+            return bytes([SaveState.EXPIRED]) * len(rows)
         if reservation.copies:
             raise ProtocolError("commit while a copy into the reservation's slots is under way")
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
         run = part.run
-        states = self._publish(run, part, now_ns)
-        self.followed.commit(run, states)
-        run.committed += part.chunks
-        if reservation.committed == reservation.chunks:
+        states = self._publish(run, part, rows, now_ns)
+        if self.followed.is_listened:
+            self.followed.commit(run, states)
+        run.committed += len(rows)
+        if run.committed == run.chunks and reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
@@ -331,7 +333,7 @@ class Writers:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation that was asked to end has slots that are not free yet."""
-        return self._first_held(SaveId(reservation_id)) is not None
+        return bool(self._ended) and self._first_held(SaveId(reservation_id)) is not None
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
         """End more of one that has ended."""
@@ -366,44 +368,49 @@ class Writers:
             self.expire(now_ns)
         return reservation
 
-    def _publish(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
+    def _publish(self, run: ReservedRun, part: CommitPart, rows: range, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
         if run.staged is None:
-            return self._store(run, part, run.committed, now_ns)
-        are_whole = run.staged.are_whole(run.committed, part.columns.checksums)
+            return self._store(part, rows, run.committed, now_ns)
+        row = CHECKSUM_BYTES * run.extents
+        are_whole = run.staged.are_whole(run.committed, part.columns.checksums[row * rows.start : row * rows.stop])
         lost = SaveState.CHECKSUM
         if run.is_chain and not all(are_whole):
             # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
             at = are_whole.index(False)
-            are_whole[at:], lost = [False] * (part.chunks - at), SaveState.NO_PARENT
+            are_whole[at:], lost = [False] * (len(rows) - at), SaveState.NO_PARENT
         states, first = b"", run.committed
         for is_whole, alike in groupby(are_whole):
             at = len(states)
             count = len(list(alike))
             if is_whole:
-                states += self._store(run, part.cut(at, at + count), first + at, now_ns)
+                states += self._store(part, rows[at : at + count], first + at, now_ns)
                 continue
             if run.is_part:
                 self.joint_saves.skip(run.holders[0], count, now_ns)
             states += bytes([SaveState.CHECKSUM] + [lost] * (count - 1))
         return states
 
-    def _store(self, run: ReservedRun, part: CommitPart, first: int, now_ns: int) -> bytes:
+    def _store(self, part: CommitPart, rows: range, first: int, now_ns: int) -> bytes:
         """Publish the chunks of a run from its `first` on, or count parts of them as stored."""
-        columns = part.columns.with_scope(run.layout)
+        run, columns = part.run, part.columns
         if run.is_part:
-            return self.joint_saves.commit(run.holders[0], columns, now_ns)
-        states, at = b"", 0
-        for holder, of, count in run.slices(first, first + part.chunks):
-            of_holder = columns.part(at, at + count, chunks=part.chunks)
-            states += self._directory.commit(holder, of, of_holder.checksums, now_ns, of_holder.tokens)
-            at += count
+            own = columns.part(rows.start, rows.stop, chunks=part.chunks).with_scope(run.layout)
+            return self.joint_saves.commit(run.holders[0], own, now_ns)
+        sums, tokens, scope = columns
+        states, row = b"", rows.start
+        for holder, of, count in run.slices(first, first + len(rows)):
+            states += self._directory.commit(
+                holder, of, sums, now_ns, tokens, scope=scope if tokens else b"", row=row, rows=count
+            )
+            row += count
         return states
 
     def _expire_slots(self, reservation: Reservation, now_ns: int) -> None:
         """Nothing of a reservation can be published any more; its slots stay reserved."""
         self._end_following(reservation)
-        for first, _ in islice(reservation.slots(), 1):
+        first = reservation.first_slots
+        if first is not None:
             self._ending_reservations.expire(first, reservation.slots(), now_ns)
 
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
@@ -413,15 +420,17 @@ class Writers:
             return
         self._reservations.remove_reservation(reservation)
         self._end_following(reservation)
-        ended = [run.holders[0] for run in reservation.runs if run.is_part and run.chunks]
-        for part in ended:
-            self.joint_saves.end_part(part, now_ns, is_asked=is_asked)
-        for first, _ in islice(reservation.slots(), 1):
+        ended: list[ReservationId] = []
+        for run in reservation.runs:
+            if run.is_part and run.chunks:
+                self.joint_saves.end_part(run.holders[0], now_ns, is_asked=is_asked)
+                ended.append(run.holders[0])
+        first = reservation.first_slots
+        if first is not None and not self._ending_reservations.end_reservations(
+            first, reservation.slots(), now_ns, chunks=reservation.chunks, is_asked=is_asked
+        ):
             ended.append(first)
-            self._ending_reservations.end_reservations(
-                first, reservation.slots(), now_ns, chunks=reservation.chunks, is_asked=is_asked
-            )
-        if is_asked:
+        if is_asked and ended:
             self._ended[reservation.id] = ended
             self._forget_free(reservation.id)
 
@@ -442,11 +451,9 @@ class Writers:
             self._ended.pop(reservation, None)
 
 
-def _check_share(run: AskedRun) -> None:
-    if run.share is None:
-        return
+def _check_share(run: AskedRun, share: Share) -> None:
     layout = run.session.own.layout
-    run.share.check(layout)
+    share.check(layout)
     if layout.summaries:
         raise InvalidArgument(
             "a part of chunks with summaries is saved, expected all of each: summaries are of all layers"

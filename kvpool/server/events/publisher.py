@@ -215,13 +215,13 @@ class EventPublisher:
             self._schedule.note_lost(peer)
 
     def _publish_some(self) -> bool:
-        """Publish the new events of one read. Whether there may be more."""
+        """Publish the new events of one read. Whether there are more: for what comes later it is woken."""
         found = self._read_events()
         if found.slice.is_gap:
             self._republish()
         else:
             self._publish_events(found)
-        return bool(found.slice.is_gap or found.slice.events)
+        return found.slice.is_gap or found.slice.has_more
 
     def _republish(self) -> None:
         """Publish everything again. Where gaps prevent that, the next turn begins again."""

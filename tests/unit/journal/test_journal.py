@@ -5,6 +5,7 @@ import os
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from kvpool.events import Cause, EventKind
@@ -152,10 +153,11 @@ def _seconds_of_histories(count_max: int) -> float:
     history = ChunkHistory(count_max)
     departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
     keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
-    history.note_departures(keys[:count_max], departure)
+    history.note_departures(KeyColumn.of(keys[:count_max]), departure)
+    columns = [KeyColumn(one) for one in keys[count_max:]]
     before = time.thread_time()
-    for one in keys[count_max:]:
-        history.note_departures([one], departure)
+    for one in columns:
+        history.note_departures(one, departure)
     elapsed = time.thread_time() - before
     assert len(history) == count_max
     assert history.departure(keys[-count_max - 1]) is None
@@ -163,19 +165,38 @@ def _seconds_of_histories(count_max: int) -> float:
     return elapsed
 
 
-def test_the_history_of_many_chunks_equals_that_of_each() -> None:
-    history, keys = ChunkHistory(8), [number.to_bytes(32, "big") for number in range(12)]
+def test_the_history_of_many_chunks_has_the_latest_of_each() -> None:
+    history, keys = ChunkHistory(8), KeyColumn.of(number.to_bytes(32, "big") for number in range(12))
     first, second = (Departure(at, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0)) for at in (1, 2))
+    assert [history.departure(one) for one in keys] == [None] * 12
     history.note_departures(keys[:8], first)
-    history.note_departures([keys[0], keys[8], keys[9]], second)
+    history.note_departures(KeyColumn.of([keys[0], keys[8], keys[9]]), second)
     assert [history.departure(one) for one in keys] == [second, None, None, *[first] * 5, second, second, None, None]
-    history.note_refusals([keys[10], keys[0]], [SaveState.FULL] * 2, 3, NamespaceId(0))
-    history.forget([keys[0], keys[3], keys[11]])
-    assert [history.departure(keys[at]) for at in (0, 3, 4)] == [None, None, first]
-    assert (history.refusal(keys[0]), history.refusal(keys[10]) is not None) == (None, True)
-    assert len(history) == 7
+    history.note_refusals(KeyColumn.of([keys[10], keys[0]]), [SaveState.FULL, SaveState.QUOTA], 3, NamespaceId(0))
+    refused = [history.refusal(one) for one in keys]
+    assert [one and one.state for one in refused] == [SaveState.QUOTA, *[None] * 9, SaveState.FULL, None]
+    assert len(history) == 10
     history.note_departures(keys, second)
     assert [history.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
+    history.clear()
+    assert (len(history), history.departure(keys[11]), history.refusal(keys[0])) == (0, None, None)
+
+
+def test_the_history_is_that_of_a_list_at_any_bound_and_any_number_at_once() -> None:
+    random = np.random.default_rng(5)
+    for count_max in (16, 17, 40):
+        history, noted = ChunkHistory(count_max), list[tuple[bytes, Departure]]()
+        for at_ns in range(60):
+            chosen = [
+                bytes(int(number).to_bytes(32, "big")) for number in random.integers(0, 50, random.integers(1, 60))
+            ]
+            departure = Departure(at_ns, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0))
+            history.note_departures(KeyColumn.of(chosen), departure)
+            noted = [*noted, *((one, departure) for one in chosen)][-count_max:]
+            latest = dict(noted)
+            assert len(history) == len(noted)
+            names = (number.to_bytes(32, "big") for number in range(50))
+            assert all(history.departure(one) == latest.get(one) for one in names)
 
 
 def test_no_event_grows_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

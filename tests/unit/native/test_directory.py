@@ -89,6 +89,26 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     store.verify()
 
 
+def test_rows_of_columns_are_committed_as_they_stand_with_the_scope_behind_the_ids_of_each() -> None:
+    store = Store(8 * CHUNK)
+    directory, made = store.directory, store.reserve([1, 2, 3, 4])
+    tokens, scope = np.arange(4 * 5, dtype="<i4"), np.arange(90, 94, dtype="<i4").tobytes()
+    checksums = sums(5)
+    with pytest.raises(ValueError, match="row must be within"):
+        directory.commit(made.id, 0, checksums, 0, row=6)
+    with pytest.raises(ValueError, match="4096 at most"):
+        directory.commit(made.id, 0, sums(1), 0, bytes(4 * TOKEN_IDS_MAX), scope=scope)
+    with pytest.raises(ValueError, match="4096 at most"):
+        directory.commit(made.id, 0, sums(1), 0, bytes(4), scope=b"odd")
+    states = directory.commit(made.id, 0, checksums, 0, tokens.tobytes(), scope=scope, row=1, rows=2)
+    assert list(states) == [STORED] * 2
+    assert list(directory.commit(made.id, 2, checksums, 0, tokens.tobytes(), row=3)) == [STORED] * 2
+    found = [directory.tokens_of(key(each)) for each in (1, 2, 3, 4)]
+    ids = [tokens[at : at + 4].tobytes() for at in (4, 8, 12, 16)]
+    assert found == [ids[0] + scope, ids[1] + scope, ids[2], ids[3]]
+    store.verify()
+
+
 def test_stored_chunks_are_found_with_their_columns() -> None:
     store = Store(20 * CHUNK)
     made = store.reserve([1, 2, 3])

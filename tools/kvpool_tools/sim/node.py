@@ -10,8 +10,6 @@ One thread. Invariant: between two calls of `serve` nothing is leased, reserved 
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
@@ -19,7 +17,6 @@ from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
-from kvpool.packed_rows import CHANGE_ROW
 from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records.messages import Leased
 from kvpool.states import Level, SaveState
@@ -143,8 +140,7 @@ class SimulatedNode:
 
     def runs_of(self, rows: bytes) -> list[kvpool_native.ChangeRun]:
         """Rows of the feed as runs that one event reports each."""
-        sizes = {int(number): LAYOUT.chunk_tokens for number in set(np.frombuffer(rows, CHANGE_ROW)["namespace"])}
-        return self._pool.directory.runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX)
+        return self._pool.directory.runs_of(rows, EVENT_PAYLOAD_BYTES_MAX)
 
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
