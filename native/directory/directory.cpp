@@ -101,41 +101,53 @@ std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcep
                           : std::nullopt;
 }
 
-void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.state == ChunkState::READY);
-  KVPOOL_CHECK(record.holds == 0);
+// Nobody holds these chunks any more. They come to their queues from the last one to the first: a chain from its leaf on.
+void Directory::make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
-  record.last_access_ns = latest_ns_;
-  record.standing = standings_.of(record);
-  queues_.add(id);
-  count_idle(record);
+  TouchedRun run;
+  for (const RecordId id : chain) {
+    ChunkRecord& record = records_[id];
+    KVPOOL_CHECK(record.state == ChunkState::READY);
+    KVPOOL_CHECK(record.holds == 0);
+    record.last_access_ns = latest_ns_;
+    record.standing = standings_.of(record);
+    count_idle(record, run);
+  }
+  queues_.add_all(chain);
 }
 
-// Nobody holds the chunk any more.
 void Directory::count_idle(const ChunkRecord& record) noexcept {
+  TouchedRun run;
+  count_idle(record, run);
+}
+
+void Directory::count_idle(const ChunkRecord& record, TouchedRun& last) noexcept {
   shares_.unprotect(record.size_class);
   if (record.pins > 0) {
     ++stats_.pinned;
     stats_.pinned_bytes += chunk_bytes(record);
     return;
   }
-  arena_.set_idle(record.page, record.last_access_ns);
+  arena_.set_idle(record.page, record.last_access_ns, last);
   stats_.idle_bytes += chunk_bytes(record);
 }
 
-void Directory::make_busy(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.state == ChunkState::READY);
-  queues_.remove(id);
-  shares_.protect(record.size_class);
-  if (record.pins > 0) {
-    --stats_.pinned;
-    stats_.pinned_bytes -= chunk_bytes(record);
-    return;
+// Somebody holds these chunks, or they leave.
+void Directory::make_busy(std::span<const RecordId> chain) noexcept {
+  queues_.remove_all(chain);
+  TouchedRun run;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records_[id];
+    KVPOOL_CHECK(record.state == ChunkState::READY);
+    shares_.protect(record.size_class);
+    if (record.pins > 0) {
+      --stats_.pinned;
+      stats_.pinned_bytes -= chunk_bytes(record);
+    } else {
+      arena_.set_busy(record.page, run);
+      stats_.idle_bytes -= chunk_bytes(record);
+    }
   }
-  arena_.set_busy(record.page);
-  stats_.idle_bytes -= chunk_bytes(record);
 }
 
 // No lookup finds the chunk any more, and who is reading it sees that in the generation word.

@@ -35,6 +35,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "records/change_feed.h"
@@ -247,8 +248,12 @@ class Directory {
   void count_departure(const ChunkRecord& record);
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
-  void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
-  void make_busy(RecordId id) noexcept, hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
+  void make_idle(RecordId id, uint64_t now_ns) noexcept { make_idle(std::span(&id, 1), now_ns); }
+  void make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept;
+  void count_idle(const ChunkRecord& record) noexcept, count_idle(const ChunkRecord& record, TouchedRun& last) noexcept;
+  void make_busy(RecordId id) noexcept { make_busy(std::span(&id, 1)); }
+  void make_busy(std::span<const RecordId> chain) noexcept;
+  void hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
   void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
   void vacate(RecordId id) noexcept, give_slot_back(RecordId id) noexcept, end_writer(RecordId id) noexcept;
@@ -265,7 +270,8 @@ class Directory {
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
-  void add_hold(RecordId id) noexcept, give_up_landing(RecordId id) noexcept;
+  void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
+  void add_holds(std::span<const RecordId> chain) noexcept, give_up_landing(RecordId id) noexcept;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp

@@ -1,6 +1,7 @@
 // Holds: acquire, duplicate, columns, release. See directory.h, invariants 1 to 3.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/check.h"
 #include "directory/directory.h"
@@ -54,11 +55,17 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
   return id.valid() ? std::optional(id) : std::nullopt;
 }
 
-void Directory::add_hold(RecordId id) noexcept {
-  if (holds_.hold(id)) {
-    make_busy(id);
-    ++namespaces_[records_[id].owner.value()].held;
+void Directory::add_holds(std::span<const RecordId> chain) noexcept {
+  size_t first = 0;  // of those that nobody held, and that still stand in queues
+  for (size_t index = 0; index < chain.size(); ++index) {
+    if (holds_.hold(chain[index])) {
+      ++namespaces_[records_[chain[index]].owner.value()].held;
+      continue;
+    }
+    make_busy(chain.subspan(first, index - first));
+    first = index + 1;
   }
+  make_busy(chain.subspan(first));
 }
 
 // `preceding`: how many chunks the request has found before these.
@@ -67,16 +74,27 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
   policy_->note_reuses(records_, records, latest_ns_);
   // Until the request stores some more.
   const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
+  // A chain was mostly used at one time: counted together.
+  uint64_t gap_ns = 0;
+  uint64_t alike = 0;
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
-    stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    const uint64_t own_gap_ns = record.holds == 0 ? latest_ns_ - record.last_access_ns : 0;
+    if (own_gap_ns != gap_ns) {
+      stats_.reuse_gaps.add(gap_ns, std::exchange(alike, 0));
+      gap_ns = own_gap_ns;
+    }
+    ++alike;
     record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
-    if (is_lower()) {
-      record.retained_tick = tick_of(latest_ns_);  // a use on its way up
+    record.touches = static_cast<uint8_t>(record.touches + (record.touches < UINT8_MAX ? 1 : 0));
+  }
+  stats_.reuse_gaps.add(gap_ns, alike);
+  if (is_lower()) {
+    for (const RecordId id : records) {
+      records_[id].retained_tick = tick_of(latest_ns_);  // a use on its way up
     }
-    record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
 
@@ -110,9 +128,7 @@ void Directory::note_chain(ReservationState& state, size_t from) noexcept {
 }
 
 Hold Directory::make_hold(std::vector<RecordId> records) {
-  for (const RecordId id : records) {
-    add_hold(id);
-  }
+  add_holds(records);
   return holds_.open_hold(std::move(records));
 }
 
@@ -124,22 +140,36 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
     copies_->use_copies(records, latest_ns_);
   }
   policy_->note_uses(records_, records, latest_ns_);
-  for (auto id = records.rbegin(); id != records.rend(); ++id) {
-    ChunkRecord& record = records_[*id];
-    give_up_landing(*id);
+  const std::span<const RecordId> chain(records);
+  size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
+  for (size_t index = chain.size(); index-- > 0;) {
+    const RecordId id = chain[index];
+    ChunkRecord& record = records_[id];
+    const bool is_ready = record.state == ChunkState::READY;
+    if (!is_ready) {
+      make_idle(chain.subspan(index + 1, end - index - 1), now_ns);
+      end = index;
+      give_up_landing(id);
+    }
     standings_.set_written(record, false);
-    if (!holds_.unhold(*id)) {
-      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
-      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
+    const bool was_last = holds_.unhold(id);
+    if (was_last && is_ready) {
+      --namespaces_[record.owner.value()].held;
       continue;
     }
-    if (record.state == ChunkState::ZOMBIE) {
-      let_zombie_go(*id);
+    if (is_ready) {
+      make_idle(chain.subspan(index + 1, end - index - 1), now_ns);
+      end = index;
+    }
+    if (!was_last) {
+      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
+      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
     } else {
-      --namespaces_[record.owner.value()].held;
-      make_idle(*id, now_ns);
+      KVPOOL_CHECK(record.state == ChunkState::ZOMBIE);
+      let_zombie_go(id);
     }
   }
+  make_idle(chain.first(end), now_ns);
 }
 
 // A chunk and what precedes it, root first: the nearest `limit` of these.
@@ -173,9 +203,7 @@ size_t Directory::extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t no
   std::vector<RecordId> more;
   if (find_prefix(records_[held.back()].owner, held.back(), keys, n, more) > 0) {
     note_reuse(more, held.size(), now_ns);
-    for (const RecordId id : more) {
-      add_hold(id);
-    }
+    add_holds(more);
     held.insert(held.end(), more.begin(), more.end());
   }
   return more.size();

@@ -2,6 +2,7 @@
 #include "eviction/class_queue_policy.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvpool {
 namespace {
@@ -77,6 +78,8 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
 void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
   sampled_.clear();
   bool is_use = false;
+  uint8_t begun_class = 0;  // of intervals that begin, which a chain has mostly in one class: counted together
+  uint32_t begun = 0;
   RecordId parent = chain.empty() ? RecordId() : records[chain.front()].parent;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
@@ -87,7 +90,11 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
     const uint8_t own_class = queue_of(record);
     if (record.is_used) {
       is_use = true;
-      model_.note_start(own_class);
+      if (own_class != begun_class) {
+        model_.note_start(begun_class, std::exchange(begun, 0));
+        begun_class = own_class;
+      }
+      ++begun;
     } else if (own_class != record.learned_class) {
       model_.move_start(record.learned_class, own_class);  // the request that had used it has stored some more
     }
@@ -100,6 +107,7 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
     }
     record.is_used = false;
   }
+  model_.note_start(begun_class, begun);
   if (!is_use) {
     return;
   }
