@@ -25,9 +25,7 @@ class Clock(Protocol):
 class MonotonicClock:
     """CLOCK_MONOTONIC of this machine."""
 
-    def now_ns(self) -> int:
-        """Nanoseconds since an arbitrary start."""
-        return time.monotonic_ns()
+    now_ns = staticmethod(time.monotonic_ns)  # several times a request: without a function around it
 
 
 class ThreadClock:

@@ -56,16 +56,21 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
 }
 
 void Directory::add_holds(std::span<const RecordId> chain) noexcept {
-  size_t first = 0;  // of those that nobody held, and that still stand in queues
-  for (size_t index = 0; index < chain.size(); ++index) {
-    if (holds_.hold(chain[index])) {
-      ++namespaces_[records_[chain[index]].owner.value()].held;
-      continue;
+  holds_.hold_all(chain, [this](std::span<const RecordId> begun) {
+    make_busy(begun);
+    count_held(begun, 1);
+  });
+}
+
+// Of each namespace as many chunks more, or less, are held: `by` is 1 or -1. A chain is of one.
+void Directory::count_held(std::span<const RecordId> chain, uint64_t by) noexcept {
+  for (size_t first = 0, end = 0; first < chain.size(); first = end) {
+    const NamespaceId owner = records_[chain[first]].owner;
+    while (end < chain.size() && records_[chain[end]].owner == owner) {
+      ++end;
     }
-    make_busy(chain.subspan(first, index - first));
-    first = index + 1;
+    namespaces_[owner.value()].held += by * (end - first);
   }
-  make_busy(chain.subspan(first));
 }
 
 // `preceding`: how many chunks the request has found before these.
@@ -142,26 +147,25 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
   policy_->note_uses(records_, records, latest_ns_);
   const std::span<const RecordId> chain(records);
   size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
+  const auto rest = [&](size_t first) {
+    const auto ended = chain.subspan(first, end - first);
+    count_held(ended, uint64_t{0} - 1);
+    make_idle(ended, now_ns);
+  };
   for (size_t index = chain.size(); index-- > 0;) {
     const RecordId id = chain[index];
     ChunkRecord& record = records_[id];
     const bool is_ready = record.state == ChunkState::READY;
-    if (!is_ready) {
-      make_idle(chain.subspan(index + 1, end - index - 1), now_ns);
-      end = index;
-      give_up_landing(id);
-    }
-    standings_.set_written(record, false);
-    const bool was_last = holds_.unhold(id);
-    if (was_last && is_ready) {
-      --namespaces_[record.owner.value()].held;
+    if (is_ready && record.holds == 1) {
+      standings_.set_written(record, false);
+      holds_.unhold(id);
       continue;
     }
-    if (is_ready) {
-      make_idle(chain.subspan(index + 1, end - index - 1), now_ns);
-      end = index;
-    }
-    if (!was_last) {
+    rest(index + 1);
+    end = index;
+    give_up_landing(id);
+    standings_.set_written(record, false);
+    if (!holds_.unhold(id)) {
       // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
     } else {
@@ -169,7 +173,7 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
       let_zombie_go(id);
     }
   }
-  make_idle(chain.first(end), now_ns);
+  rest(0);
 }
 
 // A chunk and what precedes it, root first: the nearest `limit` of these.
@@ -225,11 +229,14 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
 }
 
 std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
-  const RecordId id = find_record(ChunkKey::from_bytes(leaf));
+  RecordId id = find_record(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
   if (id.valid() && records_[id].owner == owner && records_[id].has_bytes() && records_[id].depth + 1 == n) {
-    chain.reserve(n);
-    append_chain(id, n, chain);
+    chain.resize(n);  // as many as its depth says: from the last one to the root
+    for (size_t index = n; index-- > 0; id = records_[id].parent) {
+      KVPOOL_DCHECK(id.valid());
+      chain[index] = id;
+    }
   }
   return chain;
 }
@@ -251,6 +258,22 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
   return holds;
 }
 
+Hold Directory::lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns) {
+  std::vector<RecordId> records = whole_chain(owner, leaf, n);
+  if (records.empty()) {
+    return {};
+  }
+  const ClassId size_class = records_[records.front()].size_class;
+  note_reuse(records, 0, now_ns);
+  const Hold hold = make_hold(std::move(records));
+  if (shares_.affordable(holder, {hold.id}, {size_class}, n) < n) {
+    release(hold.id, now_ns);
+    return {};
+  }
+  static_cast<void>(shares_.charge({hold.id}, holder));
+  return hold;
+}
+
 std::optional<std::vector<HoldId>> Directory::duplicate(const std::vector<HoldId>& holds) {
   const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
   if (!std::all_of(holds.begin(), holds.end(), is_known)) {
@@ -269,24 +292,42 @@ std::optional<Columns> Directory::columns(const std::vector<HoldId>& holds) cons
   if (!found) {
     return std::nullopt;
   }
-  const HoldTable::Records& records = *found;
-  Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
-                  std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.has_words() ? records.size() : 0)};
+  const size_t n = found->size();
+  Columns columns{std::vector<uint64_t>(n), std::vector<uint64_t>(n), std::vector<uint8_t>(n),
+                  std::vector<uint64_t>(table_.has_words() ? n : 0)};
+  locate_records(*found, {columns.offsets.data(), columns.generations.data(), columns.levels.data(),
+                          table_.has_words() ? columns.slots.data() : nullptr});
+  return columns;
+}
+
+void Directory::locate(HoldId hold, ColumnRows rows) const {
+  const HoldTable::Records* const held = holds_.find_hold(hold);
+  KVPOOL_CHECK(held != nullptr);
+  locate_records(*held, rows);
+}
+
+void Directory::locate_records(std::span<const RecordId> records, ColumnRows rows) const {
   LastRun last;
+  const auto own_level = static_cast<uint8_t>(tier_);
+  const auto copy_level = copies_ == nullptr ? own_level : static_cast<uint8_t>(copies_->copies().tier_);
+  uint64_t* const offsets = rows.offsets;
+  uint64_t* const generations = rows.generations;
+  uint64_t* const slots = rows.slots;
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
-    columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
-    columns.generations[index] = record.generation;
-    if (table_.has_words()) {
-      columns.slots[index] = table_.slot_of(record.page, last).packed();
-    }
-    if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->copies().tier_ : tier_);
-    } else if (record.state == ChunkState::PROMOTING) {
-      columns.levels[index] = record.source;
+    const PageIndex page = record.page;
+    offsets[index] = page.valid() ? page.value() * PAGE_BYTES : 0;
+    generations[index] = record.generation;
+    if (slots != nullptr) {
+      slots[index] = table_.slot_of(page, last).packed();
     }
   }
-  return columns;
+  for (size_t index = 0; index < records.size(); ++index) {
+    const ChunkRecord& record = records_[records[index]];
+    rows.levels[index] = record.state == ChunkState::READY       ? (record.has_copy ? copy_level : own_level)
+                         : record.state == ChunkState::PROMOTING ? uint8_t{record.source}
+                                                                 : NO_LEVEL;
+  }
 }
 
 std::optional<Columns> Directory::copies(const std::vector<HoldId>& holds) const {

@@ -89,7 +89,7 @@ struct alignas(64) ChunkRecord {
   RecordId timer_previous;
   uint32_t retained_children = 0;  // that are retained: see RetentionLedger
 
-  [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
+  [[nodiscard]] bool has_slot() const noexcept { return page.valid(); }
   // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
   [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
   // Whether its bytes can be found here, some of them maybe not yet landed.
