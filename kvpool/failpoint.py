@@ -161,8 +161,8 @@ def _os_error(name: str) -> BaseException:
     return OSError(5, f"failpoint {name}")
 
 
-def _do_nothing(name: str, failure: Failure = _os_error) -> None:
-    """No point is armed."""
+# What `reach` is where no point is armed: a look into nothing, which costs a fraction of a call of a function of Python.
+_do_nothing: Callable[..., None] = dict[str, None]().get
 
 
 _lock = threading.Lock()

@@ -3,7 +3,8 @@
 A queue for each time to live: a used entry moves to its queue's end, so a queue is in the order of its deadlines, and the next
 to end is at the head of one of them. Times to live are few: they change when a configuration is read again.
 
-Control thread only; `now_ns` is an argument. Invariant: each key is in exactly one queue, and no queue is empty.
+Control thread only; `now_ns` is an argument. Invariant: each key is in exactly one queue. An empty queue stays until there is
+a new time to live: most often the next entry comes to it.
 """
 
 from collections import OrderedDict
@@ -28,29 +29,26 @@ class DeadlineOrder(Generic[Key]):
 
     def use(self, key: Key, ttl_ns: int, now_ns: int) -> None:
         """Use an entry now, for the first time or again; it lasts so long from now."""
-        if (before := self._ttl_of.get(key)) is not None and before != ttl_ns:
+        if key in self._ttl_of:
             self.remove(key)
-        self._ttl_of[key] = ttl_ns
         queue = self._queues.get(ttl_ns)
         if queue is None:
+            self._queues = {ttl: others for ttl, others in self._queues.items() if others}
             queue = self._queues[ttl_ns] = OrderedDict()
+        self._ttl_of[key] = ttl_ns
         queue[key] = now_ns + ttl_ns
-        queue.move_to_end(key)
 
     def remove(self, key: Key) -> None:
         """Remove an entry that has ended."""
-        ttl_ns = self._ttl_of.pop(key)
-        queue = self._queues[ttl_ns]
-        del queue[key]
-        if not queue:
-            del self._queues[ttl_ns]
+        del self._queues[self._ttl_of.pop(key)][key]
 
     def next_over(self, now_ns: int) -> Key | None:
         """An expired entry; None where there is none."""
         for queue in self._queues.values():
-            key, deadline_ns = next(iter(queue.items()))
-            if deadline_ns <= now_ns:
-                return key
+            for key, deadline_ns in queue.items():
+                if deadline_ns <= now_ns:
+                    return key
+                break
         return None
 
     def verify(self) -> list[str]:
@@ -58,6 +56,6 @@ class DeadlineOrder(Generic[Key]):
         problems = []
         if {key: ttl_ns for ttl_ns, queue in self._queues.items() for key in queue} != self._ttl_of:
             problems.append("deadlines: a key is in another queue than its own")
-        if any(not queue or list(queue.values()) != sorted(queue.values()) for queue in self._queues.values()):
-            problems.append("deadlines: a queue is empty or not in order")
+        if any(list(queue.values()) != sorted(queue.values()) for queue in self._queues.values()):
+            problems.append("deadlines: a queue is not in order")
         return problems

@@ -51,11 +51,7 @@ class Lease:
     holds: HoldsByRank
     rows: int
     least_ttl_ns: int
-
-    @property
-    def held(self) -> int:
-        """Chunks of all its holds together."""
-        return len(self.holds) * self.rows
+    held: int  # chunks of all its holds together
 
 
 @dataclass(slots=True)
@@ -127,12 +123,20 @@ class Leases:
         """A new lease over `holds`. `rows`: of each rank; None: `chunks`."""
         assert chunks > 0
         assert holds
-        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, chunks if rows is None else rows, least_ttl_ns)
+        lease_id = LeaseId(self._next_id)
+        rows = chunks if rows is None else rows
+        held = len(holds) * rows
+        lease = Lease(lease_id, owner, chunks, holds, rows, least_ttl_ns, held)
         self._next_id += 1
-        self._count_chunks(owner, lease.held)
-        self._by_id[lease.id] = lease
-        self._order.use(lease.id, max(self._ttl_ns, least_ttl_ns), now_ns)
-        self._of_owner.setdefault(owner, set()).add(lease.id)
+        self._held_chunks[owner] = self._held_chunks.get(owner, 0) + held
+        self._by_id[lease_id] = lease
+        ttl_ns = self._ttl_ns
+        self._order.use(lease_id, ttl_ns if ttl_ns > least_ttl_ns else least_ttl_ns, now_ns)
+        owned = self._of_owner.get(owner)
+        if owned is None:
+            self._of_owner[owner] = {lease_id}
+        else:
+            owned.add(lease_id)
         return lease
 
     def find(self, lease_id: LeaseId, owner: ConnectionId) -> Lease | None:
@@ -150,8 +154,8 @@ class Leases:
 
     def release(self, lease_id: LeaseId, owner: ConnectionId) -> list[HoldId]:
         """End a lease; the holds to release. Empty if it had ended before or is another's."""
-        lease = self.find(lease_id, owner)
-        return [] if lease is None else self._end(lease)
+        lease = self._by_id.get(lease_id)
+        return self._end(lease) if lease is not None and lease.owner == owner else []
 
     def drop_owner(self, owner: ConnectionId) -> list[HoldId]:
         """End every lease of a connection; the first holds to release, `expire` has the others."""
@@ -174,6 +178,11 @@ class Leases:
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Leases of each connection."""
         return {owner: {"leases": len(leases)} for owner, leases in self._of_owner.items()}
+
+    def is_full(self, owner: ConnectionId, leases_max: int) -> bool:
+        """Whether a connection has so many leases, or holds as many chunks as it may."""
+        has_all = len(self._of_owner.get(owner, ())) >= leases_max
+        return has_all or self._held_chunks.get(owner, 0) >= HELD_CHUNKS_MAX
 
     def has_room_for(self, owner: ConnectionId, chunks: int = 0) -> bool:
         """Whether the holds of a connection, with its unclaimed tickets and of so many chunks more, are within its bound."""

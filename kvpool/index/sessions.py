@@ -17,7 +17,8 @@ class EngineSession:
     node's connection, the number by which all sessions of that node's key count together. What it asks for is never pulled
     from a third one, so that no two nodes ask one another in a circle, and is read from disk after what engines here ask for.
     `groups`: a session of each of the layout's groups, over the same connection. `identity`: model and layout but for the
-    rank, what a ticket's issuer and claimer must have in common.
+    rank, what a ticket's issuer and claimer must have in common. `chain_namespace`, `chain_rank`: the id and the rank of
+    the only namespace, where there is one alone and its chunks follow one another. `holder`: whose share its leases count for.
     """
 
     connection: ConnectionId
@@ -31,12 +32,19 @@ class EngineSession:
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)
     identity: tuple[str, bytes] = field(init=False)
+    chain_namespace: int | None = field(init=False)
+    chain_rank: int = field(init=False)
+    holder: ConnectionId = field(init=False)
 
     def __post_init__(self) -> None:
         # Made once: every acquire needs what follows, of each rank's namespace by rank, and every ticket the identity.
         object.__setattr__(self, "identity", (self.model, self.layout.for_rank(0).fingerprint()))
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
         object.__setattr__(self, "size_classes", [namespace.size_class for namespace in self.namespaces.values()])
+        is_one_chain = not self.groups and len(self.namespaces) == 1 and self.layout.is_chained
+        object.__setattr__(self, "chain_namespace", self.namespace_ids[0] if is_one_chain else None)
+        object.__setattr__(self, "chain_rank", next(iter(self.namespaces), 0))
+        object.__setattr__(self, "holder", self.connection if self.peer is None else self.peer)
         object.__setattr__(
             self, "chunk_sizes", [namespace.layout.stored_bytes for namespace in self.namespaces.values()]
         )
@@ -70,11 +78,6 @@ class EngineSession:
     def is_peer(self) -> bool:
         """Whether another node is served."""
         return self.peer is not None
-
-    @property
-    def holder(self) -> ConnectionId:
-        """Whose share its leases count for."""
-        return self.connection if self.peer is None else self.peer
 
     @property
     def own(self) -> Namespace:

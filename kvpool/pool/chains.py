@@ -80,6 +80,12 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
+        if not request.owner:
+            granted = self.readers.grant_at_once(session, request.keys, request.chunks, self.clock.now_ns())
+            if granted is not None:
+                lease, leased = granted
+                self.note_use(session, lease)
+                return leased
         return (yield from self.hold(session, request, session.holder, give=self._lease_taken))
 
     def hold(
@@ -130,8 +136,10 @@ class Chains:
         """A lease was granted, or tickets."""
         self.expiry.schedule()
         self.hints.note_lease(session, self.readers, lease)
-        self.sharing.note_lease(session, lease)
-        self.device_copies.note_lease(session, lease)
+        if self.sharing.publications:
+            self.sharing.note_lease(session, lease)
+        if session.connection in self.device_copies.on_device:
+            self.device_copies.note_lease(session, lease)
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:

@@ -27,15 +27,15 @@ class DeviceCopies:
     def __init__(self, links: Sequence[CopyLink], readers: Readers) -> None:
         self._links = links
         self._readers = readers
-        self._connections: set[ConnectionId] = set()
+        self.on_device: set[ConnectionId] = set()  # of engines that may have copies
 
     def __repr__(self) -> str:
-        return f"<DeviceCopies for {len(self._connections)} connections>"
+        return f"<DeviceCopies for {len(self.on_device)} connections>"
 
     @property
     def connections(self) -> int:
         """Connections of engines on the device."""
-        return len(self._connections)
+        return len(self.on_device)
 
     def open(self, session: EngineSession, uuid: bytes) -> tuple[mm.Memory, int]:
         """The tier's memory for an engine on the device of this UUID: the answer, and its descriptor. Raises ProtocolError,
@@ -50,7 +50,7 @@ class DeviceCopies:
                 raise Refused("device", f"the {link.tier.name} tier is not in use now: kvpoolctl info says why")
             if memory.uuid != uuid:
                 raise Refused("device", f"the engine is on device {uuid.hex()}, the daemon's is {memory.uuid.hex()}")
-            self._connections.add(session.connection)
+            self.on_device.add(session.connection)
             return mm.Memory(memory.uuid, memory.size), memory.fd
         raise Refused("device", "this daemon keeps no copies in device memory")
 
@@ -76,13 +76,13 @@ class DeviceCopies:
         self, session: EngineSession, lease: Lease | Taken | None
     ) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
         """The holds of a rank's lease, where its engine is on the device: see `holds_of`."""
-        if lease is None or session.connection not in self._connections:
+        if lease is None or session.connection not in self.on_device:
             return []
         return holds_of(session, lease, session.layout.rank)
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended."""
-        self._connections.discard(connection)
+        self.on_device.discard(connection)
 
 
 def _rows(link: CopyLink, holds: Sequence[tuple[Sequence[HoldId], int]], first: int) -> dm.Copies:

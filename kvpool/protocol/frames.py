@@ -19,17 +19,20 @@ import msgpack
 from kvpool.errors import ProtocolError
 
 FRAME_BYTES_MAX = 1 << 20
+BODY_BYTES_MIN = 2
 LENGTH = struct.Struct("<I")
 ITEMS_MAX = 4096
 # Below this size, copying a body is faster than making a view of it.
 COPIED_BYTES_MAX = 1024
 # Bytes of decoded frames that may stay in the buffer, so that small frames are not copied again and again.
 TAKEN_BYTES_KEPT = 16 << 10
+# One for all threads: it packs a list of plain values in one step of the interpreter, and keeps nothing but its memory.
+_PACKER = msgpack.Packer(use_bin_type=True)
 
 
 def encode(kind: int, sequence: int, fields: Iterable[object]) -> bytes:
     """A whole frame. The caller keeps fields under the limit; a longer frame is a programmer's error."""
-    body: bytes = msgpack.packb([kind, sequence, *fields], use_bin_type=True)
+    body: bytes = _PACKER.pack([kind, sequence, *fields])
     assert len(body) <= FRAME_BYTES_MAX, f"frame of kind {kind} has {len(body)} bytes, at most {FRAME_BYTES_MAX} fit"
     return LENGTH.pack(len(body)) + body
 
@@ -64,8 +67,8 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[int, int, list[object]
 
 def check_length(length: int) -> None:
     """Raises ProtocolError unless a body of `length` bytes may follow."""
-    if not 2 <= length <= FRAME_BYTES_MAX:
-        raise ProtocolError(f"frame announces {length} bytes, expected 2..{FRAME_BYTES_MAX}")
+    if not BODY_BYTES_MIN <= length <= FRAME_BYTES_MAX:
+        raise ProtocolError(f"frame announces {length} bytes, expected {BODY_BYTES_MIN}..{FRAME_BYTES_MAX}")
 
 
 class FrameReader:
@@ -75,16 +78,12 @@ class FrameReader:
     was left over, the received bytes themselves, uncopied. Its owner adds at most one read while whole frames wait.
     """
 
-    __slots__ = ("_buffer", "_start")
+    __slots__ = ("_buffer", "_start", "waiting")
 
     def __init__(self) -> None:
         self._buffer: bytes | bytearray = b""
         self._start = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of bytes that arrived and were not decoded."""
-        return len(self._buffer) - self._start
+        self.waiting = 0  # bytes that arrived and were not decoded
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
         """Add `data`, and return the complete frames. Raises ProtocolError at the first bad one."""
@@ -94,7 +93,7 @@ class FrameReader:
 
     def add_bytes(self, data: bytes) -> None:
         """Bytes arrived."""
-        if self._start == len(self._buffer):
+        if not self.waiting:
             self._buffer = data
         elif isinstance(self._buffer, bytearray):
             del self._buffer[: self._start]
@@ -103,33 +102,33 @@ class FrameReader:
             self._buffer = bytearray(memoryview(self._buffer)[self._start :])
             self._buffer += data
         self._start = 0
+        self.waiting = len(self._buffer)
 
     def next(self) -> tuple[int, int, list[object]] | None:
         """The next complete frame, None where more bytes have to come first. Raises ProtocolError for a bad one."""
+        buffer, waiting = self._buffer, self.waiting
+        if waiting < LENGTH.size:
+            return None
         start = self._start + LENGTH.size
-        if len(self._buffer) < start:
-            self._cut()
+        (length,) = LENGTH.unpack_from(buffer, self._start)
+        if not BODY_BYTES_MIN <= length <= FRAME_BYTES_MAX:
+            check_length(length)
+        end = start + length
+        left = waiting - LENGTH.size - length
+        if left < 0:
             return None
-        (length,) = LENGTH.unpack_from(self._buffer, self._start)
-        check_length(length)
-        if len(self._buffer) < start + length:
-            self._cut()
-            return None
-        self._start = start + length
-        if length <= COPIED_BYTES_MAX:
-            frame = decode(self._buffer[start : self._start])
-        else:
-            with memoryview(self._buffer) as whole, whole[start : self._start] as body:
-                frame = decode(body)
-        self._cut()
-        return frame
-
-    def _cut(self) -> None:
-        """Drop decoded bytes where nothing is left, or where they are many, so that an idle connection costs no memory."""
-        if self._start == len(self._buffer):
+        self.waiting = left
+        if not left:
             self._buffer, self._start = b"", 0
-        elif self._start > TAKEN_BYTES_KEPT and self.waiting < self._start:
-            self._buffer, self._start = bytearray(memoryview(self._buffer)[self._start :]), 0
+        elif end > TAKEN_BYTES_KEPT and left < end:
+            # Decoded bytes are dropped where they are many, so that a connection costs no more memory than it has to.
+            self._buffer, self._start = bytearray(memoryview(buffer)[end:]), 0
+        else:
+            self._start = end
+        if length <= COPIED_BYTES_MAX:
+            return decode(buffer[start:end])
+        with memoryview(buffer) as whole, whole[start:end] as body:
+            return decode(body)
 
 
 class _ItemLimit:

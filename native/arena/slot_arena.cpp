@@ -148,12 +148,10 @@ void SlotArena::release(PageIndex page) noexcept {
   }
 }
 
-void SlotArena::set_idle(PageIndex page, uint64_t now_ns) noexcept {
-  Run& run = run_of(page);
-  KVPOOL_CHECK(run.idle < run.used);
-  ++run.idle;
-  run.newest_ns = std::max(run.newest_ns, now_ns);
-  note_idle(static_cast<uint32_t>(&run - runs_.data()));
+TouchedRun SlotArena::touched_run(PageIndex page) noexcept {
+  const Run& run = run_of(page);
+  const auto first = static_cast<uint32_t>(&run - runs_.data());
+  return {first * pages_per_segment(), run.segments * pages_per_segment(), first};
 }
 
 // A run all of whose slots may be evicted can be found by its age from now on.
@@ -162,12 +160,6 @@ void SlotArena::note_idle(uint32_t first) noexcept {
   if (is_idle(run) && !idle_runs_.has(first)) {
     idle_runs_.add(run.size_class, {age_of(run), first});
   }
-}
-
-void SlotArena::set_busy(PageIndex page) noexcept {
-  Run& run = run_of(page);
-  KVPOOL_CHECK(run.idle > 0);
-  --run.idle;
 }
 
 void SlotArena::set_retained(PageIndex page, bool is_retained) noexcept {

@@ -21,6 +21,7 @@
 // window looks at so many runs and segments and no more: O(log segments).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -68,6 +69,13 @@ struct LastRun {
   SlotNumbers numbers{};  // of its first slot
 };
 
+// The lent run of a slot that became idle or busy last.
+struct TouchedRun {
+  uint64_t begin = 0;  // its first page
+  uint64_t pages = 0;  // of its segments; 0: none was touched
+  uint32_t first = 0;  // its first segment
+};
+
 struct SizeClass {
   uint64_t chunk_bytes;
   uint32_t extents;
@@ -113,8 +121,30 @@ class SlotArena {
   void release(PageIndex page) noexcept;
 
   // The slot may be evicted / may no longer. `now_ns` is the time of its last access.
-  void set_idle(PageIndex page, uint64_t now_ns) noexcept;
-  void set_busy(PageIndex page) noexcept;
+  void set_idle(PageIndex page, uint64_t now_ns) noexcept {
+    TouchedRun last;
+    set_idle(page, now_ns, last);
+  }
+  void set_busy(PageIndex page) noexcept {
+    TouchedRun last;
+    set_busy(page, last);
+  }
+  // The same, quicker for one slot after the other of the same run. REQUIRES: no run is lent or given back between two calls with
+  // the same `last`.
+  void set_idle(PageIndex page, uint64_t now_ns, TouchedRun& last) noexcept {
+    Run& run = touch(page, last);
+    KVPOOL_CHECK(run.idle < run.used);
+    ++run.idle;
+    run.newest_ns = std::max(run.newest_ns, now_ns);
+    if (is_idle(run)) {
+      note_idle(last.first);
+    }
+  }
+  void set_busy(PageIndex page, TouchedRun& last) noexcept {
+    Run& run = touch(page, last);
+    KVPOOL_CHECK(run.idle > 0);
+    --run.idle;
+  }
 
   // The chunk of the used slot is retained from now on / is not any more: see RetentionLedger.
   void set_retained(PageIndex page, bool is_retained) noexcept;
@@ -202,6 +232,13 @@ class SlotArena {
   [[nodiscard]] uint64_t pages_per_segment() const noexcept { return shape_.segment_bytes / PAGE_BYTES; }
   [[nodiscard]] PageIndex slot_page(uint32_t first, uint32_t slot) const noexcept;
   [[nodiscard]] Run& run_of(PageIndex page) noexcept;
+  [[nodiscard]] Run& touch(PageIndex page, TouchedRun& last) noexcept {
+    if (page.value() - last.begin >= last.pages) {
+      last = touched_run(page);
+    }
+    return runs_[last.first];
+  }
+  [[nodiscard]] TouchedRun touched_run(PageIndex page) noexcept;
   // Which slot of its run, which begins at segment `first`, starts at the page; nothing where none does.
   [[nodiscard]] std::optional<uint32_t> slot_at(uint32_t first, PageIndex page) const noexcept;
   void take(uint32_t first, uint32_t slot, RecordId record) noexcept;

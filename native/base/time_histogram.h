@@ -17,9 +17,10 @@ class TimeHistogram {
  public:
   static constexpr size_t BUCKETS = 24;
 
-  void add(uint64_t ns) noexcept {
-    ++counts_[bucket_of(ns)];
-    sum_ticks_ += ns >> TICK_SHIFT;
+  // So many times of this length.
+  void add(uint64_t ns, uint64_t count = 1) noexcept {
+    counts_[bucket_of(ns)] += count;
+    sum_ticks_ += count * (ns >> TICK_SHIFT);
   }
 
   [[nodiscard]] const std::array<uint64_t, BUCKETS>& counts() const noexcept { return counts_; }

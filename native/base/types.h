@@ -51,12 +51,16 @@ class PackedPage {
       : words_{static_cast<uint16_t>(page.value()), static_cast<uint16_t>(page.value() >> 16),
                static_cast<uint16_t>(page.value() >> 32)} {}
   constexpr operator PageIndex() const noexcept {  // NOLINT
-    const uint64_t value = uint64_t{words_[2]} << 32 | uint64_t{words_[1]} << 16 | words_[0];
+    const uint64_t value = packed();
     return value == UNSET ? PageIndex() : PageIndex(value);
   }
   [[nodiscard]] constexpr uint64_t value() const noexcept { return PageIndex(*this).value(); }
+  [[nodiscard]] constexpr bool valid() const noexcept { return packed() != UNSET; }
 
  private:
+  [[nodiscard]] constexpr uint64_t packed() const noexcept {
+    return uint64_t{words_[2]} << 32 | (uint32_t{words_[1]} << 16 | words_[0]);
+  }
   static constexpr uint64_t UNSET = (uint64_t{1} << 48) - 1;
   uint16_t words_[3] = {UINT16_MAX, UINT16_MAX, UINT16_MAX};
 };

@@ -49,6 +49,37 @@ HeldRanks acquire_leaves(Directory& directory, const std::vector<uint32_t>& owne
   return held_ranks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
 }
 
+// Uninitialised, of so many words, and where they are.
+template <typename Word>
+std::pair<nb::bytes, Word*> new_column(size_t words) {
+  auto column = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(words * sizeof(Word))));
+  if (!column.is_valid()) {
+    throw nb::python_error();
+  }
+  return {column, reinterpret_cast<Word*>(PyBytes_AS_STRING(column.ptr()))};
+}
+
+using LeasedChain = nb::typed<nb::tuple, int, nb::bytes, nb::bytes, nb::bytes, nb::bytes>;
+
+std::optional<LeasedChain> lease_chain(Directory& directory, uint32_t owner, const nb::bytes& keys, size_t n, uint32_t holder,
+                                       uint64_t now_ns) {
+  const uint8_t* const packed = packed_keys(keys);
+  if (keys.size() == 0) {
+    throw nb::value_error("keys must be one key at least");
+  }
+  const uint8_t* const leaf = packed + keys.size() - KEY_BYTES;
+  const Hold hold = directory.lease_chain(known_namespace(directory, owner), leaf, n, HolderId(holder), now_ns);
+  if (hold.id == 0) {
+    return std::nullopt;
+  }
+  const auto offsets = new_column<uint64_t>(n);
+  const auto generations = new_column<uint64_t>(n);
+  const auto levels = new_column<uint8_t>(n);
+  const auto slots = new_column<uint64_t>(directory.has_words() ? n : 0);
+  directory.locate(hold.id, {offsets.second, generations.second, levels.second, directory.has_words() ? slots.second : nullptr});
+  return LeasedChain(nb::make_tuple(hold.id, offsets.first, generations.first, levels.first, slots.first));
+}
+
 // The packed keys from `first` on.
 const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
   const uint8_t* const packed = packed_keys(keys);
@@ -161,6 +192,9 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
       .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
            "Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are\n"
            "stored whole.")
+      .def("lease_chain", &lease_chain, "namespace"_a, "keys"_a, "chunks"_a, "holder"_a, "now_ns"_a,
+           "Holds the chain of `chunks` chunks that ends in the last key, counted for a holder; None where not all of it is stored, or\n"
+           "is allowed. Its hold, and the columns of `HoldColumns`: offsets, generations, levels, slots.")
       .def(
           "duplicate",
           [](Directory& self, const std::vector<HoldId>& holds) {

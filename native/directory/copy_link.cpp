@@ -114,9 +114,7 @@ void CopyLink::use_copies(const std::vector<RecordId>& originals, uint64_t now_n
   ChunkRecord& first = copies_.records_[used.front()];
   first.is_cut = first.is_cut || first.parent.valid();
   copies_.note_reuse(used, first.depth, now_ns);
-  for (const RecordId id : used) {
-    copies_.add_hold(id);
-  }
+  copies_.add_holds(used);
   copies_.end_holds(used, now_ns);
 }
 

@@ -102,41 +102,65 @@ std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcep
                           : std::nullopt;
 }
 
-void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.state == ChunkState::READY);
-  KVPOOL_CHECK(record.holds == 0);
+// Nobody holds these chunks any more. They come to their queues from the last one to the first: a chain from its leaf on.
+void Directory::make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
-  record.last_access_ns = latest_ns_;
-  record.standing = standings_.of(record);
-  queues_.add(id);
-  count_idle(record);
+  const uint64_t used_ns = latest_ns_;
+  for (const RecordId id : chain) {
+    ChunkRecord& record = records_[id];
+    KVPOOL_CHECK(record.state == ChunkState::READY);
+    KVPOOL_CHECK(record.holds == 0);
+    record.last_access_ns = used_ns;
+    record.standing = standings_.of(record);
+  }
+  count_idle(chain);
+  queues_.add_all(chain);
 }
 
-// Nobody holds the chunk any more.
-void Directory::count_idle(const ChunkRecord& record) noexcept {
-  shares_.unprotect(record.size_class);
-  if (record.pins > 0) {
-    ++stats_.pinned;
-    stats_.pinned_bytes += chunk_bytes(record);
-    return;
+// What of these chunks can be evicted now, or once their pins end. A chain is of one size class.
+void Directory::count_idle(std::span<const RecordId> chain) noexcept {
+  TouchedRun run;
+  ClassBytes bytes;
+  uint64_t taken = 0;
+  uint64_t idle = 0;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records_[id];
+    bytes = bytes.of == record.size_class ? bytes : class_bytes(record.size_class);
+    taken += bytes.taken;
+    if (record.pins == 0) {
+      arena_.set_idle(record.page, record.last_access_ns, run);
+      idle += bytes.chunk;
+    } else {
+      ++stats_.pinned;
+      stats_.pinned_bytes += bytes.chunk;
+    }
   }
-  arena_.set_idle(record.page, record.last_access_ns);
-  stats_.idle_bytes += chunk_bytes(record);
+  shares_.unprotect_bytes(taken);
+  stats_.idle_bytes += idle;
 }
 
-void Directory::make_busy(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.state == ChunkState::READY);
-  queues_.remove(id);
-  shares_.protect(record.size_class);
-  if (record.pins > 0) {
-    --stats_.pinned;
-    stats_.pinned_bytes -= chunk_bytes(record);
-    return;
+// Somebody holds these chunks, or they leave.
+void Directory::make_busy(std::span<const RecordId> chain) noexcept {
+  queues_.remove_all(chain);
+  TouchedRun run;
+  ClassBytes bytes;
+  uint64_t taken = 0;
+  uint64_t idle = 0;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records_[id];
+    KVPOOL_CHECK(record.state == ChunkState::READY);
+    bytes = bytes.of == record.size_class ? bytes : class_bytes(record.size_class);
+    taken += bytes.taken;
+    if (record.pins == 0) {
+      arena_.set_busy(record.page, run);
+      idle += bytes.chunk;
+    } else {
+      --stats_.pinned;
+      stats_.pinned_bytes -= bytes.chunk;
+    }
   }
-  arena_.set_busy(record.page);
-  stats_.idle_bytes -= chunk_bytes(record);
+  shares_.protect_bytes(taken);
+  stats_.idle_bytes -= idle;
 }
 
 // No lookup finds the chunk any more, and who is reading it sees that in the generation word.

@@ -35,6 +35,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "records/change_feed.h"
@@ -94,10 +95,15 @@ class Directory {
   // rank. `leaves`: one packed key for each.
   [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
                                                  uint64_t now_ns = 0);
+  // The same of one rank, counted for a holder; id 0 as well where that may not protect all of it.
+  [[nodiscard]] Hold lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns = 0);
   // A hold on the same chunks for each of these. Nothing is held where one is unknown.
   [[nodiscard]] std::optional<std::vector<HoldId>> duplicate(const std::vector<HoldId>& holds);
   // Where the chunks of these holds and pins lie, of one after the other; nothing where one is unknown.
   [[nodiscard]] std::optional<Columns> columns(const std::vector<HoldId>& holds) const;
+  // The same of one, written into rows that are as many as its chunks. REQUIRES: the hold is known.
+  void locate(HoldId hold, ColumnRows rows) const;
+  [[nodiscard]] bool has_words() const noexcept { return table_.has_words(); }  // otherwise readers know no slots: they get no column
   // The same of their copies; generation 0: none, at NO_LEVEL.
   [[nodiscard]] std::optional<Columns> copies(const std::vector<HoldId>& holds) const;
   // Which chunks each hold, pin and reservation has, for whoever asks; and how much of them a holder may protect.
@@ -227,6 +233,15 @@ class Directory {
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
             const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
 
+  // What a chunk of a size class has, and what it takes from others.
+  struct ClassBytes {
+    ClassId of;
+    uint64_t chunk = 0;
+    uint64_t taken = 0;
+  };
+  [[nodiscard]] ClassBytes class_bytes(ClassId of) const noexcept {
+    return {of, arena_.size_class(of).chunk_bytes, shares_.taken_bytes(of)};
+  }
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept { return arena_.size_class(of.size_class).chunk_bytes; }
   // The record of a key, whatever its state; unset where it is not here.
   [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept {
@@ -249,8 +264,12 @@ class Directory {
   void count_departure(const ChunkRecord& record);
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
-  void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
-  void make_busy(RecordId id) noexcept, hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
+  void make_idle(RecordId id, uint64_t now_ns) noexcept { make_idle(std::span(&id, 1), now_ns); }
+  void make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept;
+  void count_idle(std::span<const RecordId> chain) noexcept;
+  void make_busy(RecordId id) noexcept { make_busy(std::span(&id, 1)); }
+  void make_busy(std::span<const RecordId> chain) noexcept;
+  void hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
   void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
   void vacate(RecordId id) noexcept, give_slot_back(RecordId id) noexcept, end_writer(RecordId id) noexcept;
@@ -267,7 +286,10 @@ class Directory {
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
-  void add_hold(RecordId id) noexcept, give_up_landing(RecordId id) noexcept;
+  void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
+  void add_holds(std::span<const RecordId> chain) noexcept, count_held(std::span<const RecordId> chain, uint64_t by) noexcept;
+  void give_up_landing(RecordId id) noexcept;
+  void locate_records(std::span<const RecordId> records, ColumnRows rows) const;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp

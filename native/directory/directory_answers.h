@@ -101,6 +101,14 @@ struct Columns {
   std::vector<uint64_t> slots;  // SlotAddress, packed; none where readers know no slots
 };
 
+// Where to write columns: a row for each chunk.
+struct ColumnRows {
+  uint64_t* offsets;
+  uint64_t* generations;
+  uint8_t* levels;
+  uint64_t* slots;  // nullptr where readers know none
+};
+
 // How much of a reserve is done in one call.
 struct ReserveBounds {
   size_t limit = SIZE_MAX;  // chunks

@@ -1,6 +1,7 @@
 // Holds: acquire, duplicate, columns, release. See directory.h, invariants 1 to 3.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/check.h"
 #include "directory/directory.h"
@@ -54,10 +55,21 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
   return id.valid() ? std::optional(id) : std::nullopt;
 }
 
-void Directory::add_hold(RecordId id) noexcept {
-  if (holds_.hold(id)) {
-    make_busy(id);
-    ++namespaces_[records_[id].owner.value()].held;
+void Directory::add_holds(std::span<const RecordId> chain) noexcept {
+  holds_.hold_all(chain, [this](std::span<const RecordId> begun) {
+    make_busy(begun);
+    count_held(begun, 1);
+  });
+}
+
+// Of each namespace as many chunks more, or less, are held: `by` is 1 or -1. A chain is of one.
+void Directory::count_held(std::span<const RecordId> chain, uint64_t by) noexcept {
+  for (size_t first = 0, end = 0; first < chain.size(); first = end) {
+    const NamespaceId owner = records_[chain[first]].owner;
+    while (end < chain.size() && records_[chain[end]].owner == owner) {
+      ++end;
+    }
+    namespaces_[owner.value()].held += by * (end - first);
   }
 }
 
@@ -67,16 +79,27 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
   policy_->note_reuses(records_, records, latest_ns_);
   // Until the request stores some more.
   const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
+  // A chain was mostly used at one time: counted together.
+  uint64_t gap_ns = 0;
+  uint64_t alike = 0;
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
-    stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    const uint64_t own_gap_ns = record.holds == 0 ? latest_ns_ - record.last_access_ns : 0;
+    if (own_gap_ns != gap_ns) {
+      stats_.reuse_gaps.add(gap_ns, std::exchange(alike, 0));
+      gap_ns = own_gap_ns;
+    }
+    ++alike;
     record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
-    if (is_lower()) {
-      record.retained_tick = tick_of(latest_ns_);  // a use on its way up
+    record.touches = static_cast<uint8_t>(record.touches + (record.touches < UINT8_MAX ? 1 : 0));
+  }
+  stats_.reuse_gaps.add(gap_ns, alike);
+  if (is_lower()) {
+    for (const RecordId id : records) {
+      records_[id].retained_tick = tick_of(latest_ns_);  // a use on its way up
     }
-    record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
 
@@ -110,9 +133,7 @@ void Directory::note_chain(ReservationState& state, size_t from) noexcept {
 }
 
 Hold Directory::make_hold(std::vector<RecordId> records) {
-  for (const RecordId id : records) {
-    add_hold(id);
-  }
+  add_holds(records);
   return holds_.open_hold(std::move(records));
 }
 
@@ -124,22 +145,35 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
     copies_->use_copies(records, latest_ns_);
   }
   policy_->note_uses(records_, records, latest_ns_);
-  for (auto id = records.rbegin(); id != records.rend(); ++id) {
-    ChunkRecord& record = records_[*id];
-    give_up_landing(*id);
-    standings_.set_written(record, false);
-    if (!holds_.unhold(*id)) {
-      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
-      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
+  const std::span<const RecordId> chain(records);
+  size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
+  const auto rest = [&](size_t first) {
+    const auto ended = chain.subspan(first, end - first);
+    count_held(ended, uint64_t{0} - 1);
+    make_idle(ended, now_ns);
+  };
+  for (size_t index = chain.size(); index-- > 0;) {
+    const RecordId id = chain[index];
+    ChunkRecord& record = records_[id];
+    const bool is_ready = record.state == ChunkState::READY;
+    if (is_ready && record.holds == 1) {
+      standings_.set_written(record, false);
+      holds_.unhold(id);
       continue;
     }
-    if (record.state == ChunkState::ZOMBIE) {
-      let_zombie_go(*id);
+    rest(index + 1);
+    end = index;
+    give_up_landing(id);
+    standings_.set_written(record, false);
+    if (!holds_.unhold(id)) {
+      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
+      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
     } else {
-      --namespaces_[record.owner.value()].held;
-      make_idle(*id, now_ns);
+      KVPOOL_CHECK(record.state == ChunkState::ZOMBIE);
+      let_zombie_go(id);
     }
   }
+  rest(0);
 }
 
 // A chunk and what precedes it, root first: the nearest `limit` of these.
@@ -173,9 +207,7 @@ size_t Directory::extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t no
   std::vector<RecordId> more;
   if (find_prefix(records_[held.back()].owner, held.back(), keys, n, more) > 0) {
     note_reuse(more, held.size(), now_ns);
-    for (const RecordId id : more) {
-      add_hold(id);
-    }
+    add_holds(more);
     held.insert(held.end(), more.begin(), more.end());
   }
   return more.size();
@@ -197,11 +229,14 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
 }
 
 std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
-  const RecordId id = find_record(ChunkKey::from_bytes(leaf));
+  RecordId id = find_record(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
   if (id.valid() && records_[id].owner == owner && records_[id].has_bytes() && records_[id].depth + 1 == n) {
-    chain.reserve(n);
-    append_chain(id, n, chain);
+    chain.resize(n);  // as many as its depth says: from the last one to the root
+    for (size_t index = n; index-- > 0; id = records_[id].parent) {
+      KVPOOL_DCHECK(id.valid());
+      chain[index] = id;
+    }
   }
   return chain;
 }
@@ -223,6 +258,22 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
   return holds;
 }
 
+Hold Directory::lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns) {
+  std::vector<RecordId> records = whole_chain(owner, leaf, n);
+  if (records.empty()) {
+    return {};
+  }
+  const ClassId size_class = records_[records.front()].size_class;
+  note_reuse(records, 0, now_ns);
+  const Hold hold = make_hold(std::move(records));
+  if (shares_.affordable(holder, {hold.id}, {size_class}, n) < n) {
+    release(hold.id, now_ns);
+    return {};
+  }
+  static_cast<void>(shares_.charge({hold.id}, holder));
+  return hold;
+}
+
 std::optional<std::vector<HoldId>> Directory::duplicate(const std::vector<HoldId>& holds) {
   const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
   if (!std::all_of(holds.begin(), holds.end(), is_known)) {
@@ -241,24 +292,42 @@ std::optional<Columns> Directory::columns(const std::vector<HoldId>& holds) cons
   if (!found) {
     return std::nullopt;
   }
-  const HoldTable::Records& records = *found;
-  Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
-                  std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.has_words() ? records.size() : 0)};
+  const size_t n = found->size();
+  Columns columns{std::vector<uint64_t>(n), std::vector<uint64_t>(n), std::vector<uint8_t>(n),
+                  std::vector<uint64_t>(table_.has_words() ? n : 0)};
+  locate_records(*found, {columns.offsets.data(), columns.generations.data(), columns.levels.data(),
+                          table_.has_words() ? columns.slots.data() : nullptr});
+  return columns;
+}
+
+void Directory::locate(HoldId hold, ColumnRows rows) const {
+  const HoldTable::Records* const held = holds_.find_hold(hold);
+  KVPOOL_CHECK(held != nullptr);
+  locate_records(*held, rows);
+}
+
+void Directory::locate_records(std::span<const RecordId> records, ColumnRows rows) const {
   LastRun last;
+  const auto own_level = static_cast<uint8_t>(tier_);
+  const auto copy_level = copies_ == nullptr ? own_level : static_cast<uint8_t>(copies_->copies().tier_);
+  uint64_t* const offsets = rows.offsets;
+  uint64_t* const generations = rows.generations;
+  uint64_t* const slots = rows.slots;
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
-    columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
-    columns.generations[index] = record.generation;
-    if (table_.has_words()) {
-      columns.slots[index] = table_.slot_of(record.page, last).packed();
-    }
-    if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->copies().tier_ : tier_);
-    } else if (record.state == ChunkState::PROMOTING) {
-      columns.levels[index] = record.source;
+    const PageIndex page = record.page;
+    offsets[index] = page.valid() ? page.value() * PAGE_BYTES : 0;
+    generations[index] = record.generation;
+    if (slots != nullptr) {
+      slots[index] = table_.slot_of(page, last).packed();
     }
   }
-  return columns;
+  for (size_t index = 0; index < records.size(); ++index) {
+    const ChunkRecord& record = records_[records[index]];
+    rows.levels[index] = record.state == ChunkState::READY       ? (record.has_copy ? copy_level : own_level)
+                         : record.state == ChunkState::PROMOTING ? uint8_t{record.source}
+                                                                 : NO_LEVEL;
+  }
 }
 
 std::optional<Columns> Directory::copies(const std::vector<HoldId>& holds) const {

@@ -2,6 +2,8 @@
 #include "eviction/class_queue_policy.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 namespace kvpool {
 namespace {
@@ -11,6 +13,15 @@ constexpr uint64_t LEARN_EVERY = 100;
 // Measured on traces: with four, which chunks happened to be forgotten moved the hits by up to two points.
 constexpr uint64_t GHOSTS_PER_CHUNK = 8;
 constexpr uint8_t MAX_TOUCHES = 255;
+
+// The first queue of each number of touches.
+constexpr auto QUEUES_BY_TOUCHES = [] {
+  std::array<uint8_t, size_t{MAX_TOUCHES} + 1> queues{};
+  for (size_t touches = 0; touches < queues.size(); ++touches) {
+    queues[touches] = static_cast<uint8_t>(count_class(touches) * CHAIN_KINDS);
+  }
+  return queues;
+}();
 
 }  // namespace
 
@@ -25,7 +36,7 @@ ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed)
     : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_, seed) {}
 
 uint8_t ClassQueuePolicy::queue_of(const ChunkRecord& record) noexcept {
-  return static_cast<uint8_t>(count_class(record.touches) * CHAIN_KINDS + record.chain_kind);
+  return static_cast<uint8_t>(QUEUES_BY_TOUCHES[record.touches] + record.chain_kind);
 }
 
 double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept {
@@ -38,21 +49,24 @@ void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vecto
   uint32_t alike = 0;
   uint8_t queue = 0;
   uint64_t last_access_ns = now_ns;
+  const auto count = [&] {
+    model_.note_end(queue, now_ns - last_access_ns, alike);
+    learned_uses_ += alike;
+    alike = 0;
+  };
   for (const RecordId id : chain) {
     const ChunkRecord& record = records[id];
     if (record.holds != 0) {
       continue;
     }
     if (record.learned_class != queue || record.last_access_ns != last_access_ns) {
-      model_.note_end(queue, now_ns - last_access_ns, alike);
-      alike = 0;
+      count();
       queue = record.learned_class;
       last_access_ns = record.last_access_ns;
     }
     ++alike;
-    ++learned_uses_;
   }
-  model_.note_end(queue, now_ns - last_access_ns, alike);
+  count();
 }
 
 void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {
@@ -77,6 +91,8 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
 void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
   sampled_.clear();
   bool is_use = false;
+  uint8_t begun_class = 0;  // of intervals that begin, which a chain has mostly in one class: counted together
+  uint32_t begun = 0;
   RecordId parent = chain.empty() ? RecordId() : records[chain.front()].parent;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
@@ -87,7 +103,11 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
     const uint8_t own_class = queue_of(record);
     if (record.is_used) {
       is_use = true;
-      model_.note_start(own_class);
+      if (own_class != begun_class) {
+        model_.note_start(begun_class, std::exchange(begun, 0));
+        begun_class = own_class;
+      }
+      ++begun;
     } else if (own_class != record.learned_class) {
       model_.move_start(record.learned_class, own_class);  // the request that had used it has stored some more
     }
@@ -100,6 +120,7 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
     }
     record.is_used = false;
   }
+  model_.note_start(begun_class, begun);
   if (!is_use) {
     return;
   }

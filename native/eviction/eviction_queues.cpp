@@ -29,35 +29,50 @@ ChunkList& EvictionQueues::list_of(Level& level, const ChunkRecord& record) cons
   return level.queues[record.queue][number_of(record.standing)];
 }
 
-// The record's level, queue and standing are set; `older` unset: it becomes the oldest there.
-void EvictionQueues::link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept {
+// The level, queue and standing of each are set, and those of one list; `older` unset: the last one becomes the oldest there.
+void EvictionQueues::link_run(Level& level, std::span<const RecordId> run, RecordId older) noexcept {
+  const ChunkRecord& record = records_[run.front()];
+  SizeClassQueues& queues = classes_[record.size_class.value()];
+  const size_t standing = number_of(record.standing);
   ChunkList& list = list_of(level, record);
-  records_.link_behind(list, id, older);
-  ++classes_[record.size_class.value()].counts[number_of(record.standing)];
+  const bool was_empty = list.length == 0;
+  records_.link_run_behind(list, run, older);
+  queues.counts[standing] += run.size();
   if (record.standing == Standing::UNSAVED) {
-    SizeClassQueues& queues = classes_[record.size_class.value()];
-    level.newest_unsaved_ns = std::max(level.newest_unsaved_ns, record.last_access_ns);
-    queues.newest_unsaved_ns = std::max(queues.newest_unsaved_ns, record.last_access_ns);
-    ++unsaved_changes_;
+    uint64_t newest_ns = 0;
+    for (const RecordId id : run) {
+      newest_ns = std::max(newest_ns, records_[id].last_access_ns);
+    }
+    level.newest_unsaved_ns = std::max(level.newest_unsaved_ns, newest_ns);
+    queues.newest_unsaved_ns = std::max(queues.newest_unsaved_ns, newest_ns);
+    unsaved_changes_ += run.size();
   }
-  if (list.length == 1) {
-    const size_t standing = number_of(record.standing);
+  if (was_empty) {
     level.occupied[standing] |= 1U << record.queue;
-    classes_[record.size_class.value()].occupied[standing][record.level / 64] |= uint64_t{1} << (record.level % 64);
+    queues.occupied[standing][record.level / 64] |= uint64_t{1} << (record.level % 64);
   }
 }
 
-void EvictionQueues::add(RecordId id) {
-  ChunkRecord& record = records_[id];
-  record.level = record.priority;
-  Level& level = level_of(record);
-  link(level, record, id, list_of(level, record).newest);
+void EvictionQueues::add_all(std::span<const RecordId> ids) {
+  for (size_t first = ids.size(), end = ids.size(); end > 0; end = first) {
+    ChunkRecord& last = records_[ids[--first]];
+    last.level = last.priority;
+    for (; first > 0; --first) {
+      ChunkRecord& next = records_[ids[first - 1]];
+      next.level = next.priority;
+      if (next.level != last.level || next.queue != last.queue || next.standing != last.standing || next.size_class != last.size_class) {
+        break;
+      }
+    }
+    Level& level = level_of(last);
+    link_run(level, ids.subspan(first, end - first), list_of(level, last).newest);
+  }
 }
 
 void EvictionQueues::add_oldest(RecordId id) {
   ChunkRecord& record = records_[id];
   record.level = record.priority;
-  link(level_of(record), record, id, RecordId());
+  link(level_of(record), id, RecordId());
 }
 
 void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) {
@@ -69,7 +84,7 @@ void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) 
   if (!older) {
     older = or_oldest ? RecordId() : place_from_hand(list, record);
   }
-  link(level, record, id, *older);
+  link(level, id, *older);
   list.hand = id;
 }
 
@@ -119,20 +134,31 @@ RecordId EvictionQueues::place_from_hand(const ChunkList& list, const ChunkRecor
   return at;
 }
 
-void EvictionQueues::remove(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  if (record.is_aside) {
-    record.is_aside = false;
-    return;
+void EvictionQueues::remove_all(std::span<const RecordId> ids) noexcept {
+  for (size_t first = 0, end = 0; first < ids.size(); first = end) {
+    end = first + 1;
+    ChunkRecord& record = records_[ids[first]];
+    if (record.is_aside) {
+      record.is_aside = false;
+      continue;
+    }
+    while (end < ids.size() && records_[ids[end - 1]].older == ids[end]) {
+      ++end;
+    }
+    unlink_run(ids.subspan(first, end - first));
   }
+}
+
+void EvictionQueues::unlink_run(std::span<const RecordId> run) noexcept {
+  const ChunkRecord& record = records_[run.front()];
+  const size_t standing = number_of(record.standing);
   SizeClassQueues& queues = classes_[record.size_class.value()];
   Level& level = *queues.levels[record.level];
   ChunkList& list = list_of(level, record);
-  records_.unlink(list, id);
-  --queues.counts[number_of(record.standing)];
-  unsaved_changes_ += record.standing == Standing::UNSAVED ? 1U : 0U;
+  records_.unlink_run(list, run);
+  queues.counts[standing] -= run.size();
+  unsaved_changes_ += record.standing == Standing::UNSAVED ? run.size() : 0;
   if (list.length == 0) {
-    const size_t standing = number_of(record.standing);
     level.occupied[standing] &= ~(1U << record.queue);
     if (level.occupied[standing] == 0) {
       queues.occupied[standing][record.level / 64] &= ~(uint64_t{1} << (record.level % 64));
@@ -153,7 +179,7 @@ void EvictionQueues::put_back(RecordId id, Place place) noexcept {
     return;
   }
   const bool is_there = place.older.valid() && stands(place.older) && names_list_of(place.older, record);
-  link(level_of(record), record, id, is_there ? place.older : RecordId());
+  link(level_of(record), id, is_there ? place.older : RecordId());
 }
 
 // The lowest level from `first` on that somebody stands on; LEVELS where there is none.
@@ -242,7 +268,7 @@ void EvictionQueues::move_beside_child(RecordId id) {
     record.queue = records_[child].queue;
     if (!record.is_aside) {
       record.level = records_[child].level;
-      link(level_of(record), record, moved, child);
+      link(level_of(record), moved, child);
     }
   }
 }

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,7 +49,10 @@ class EvictionQueues {
   void add_class() { classes_.emplace_back(); }
 
   // The record becomes the newest of the list that its queue and standing name, at the level of its priority.
-  void add(RecordId id);
+  void add(RecordId id) { add_all({&id, 1}); }
+  // The same of several, from the last one to the first: a chain from its leaf on. Those that come to one list are linked there
+  // together.
+  void add_all(std::span<const RecordId> ids);
   // The same, but the oldest.
   void add_oldest(RecordId id);
   // Puts a record among the others of that list by its last access, behind those of the same time, but before its parent and
@@ -56,7 +60,10 @@ class EvictionQueues {
   // not do it becomes the oldest (`or_oldest`), or goes as near to its place as some more steps come from where the one before
   // was put: chunks that are written down one after the other are about as old.
   void add_by_access(RecordId id, uint32_t steps, bool or_oldest);
-  void remove(RecordId id) noexcept;
+  void remove(RecordId id) noexcept { remove_all({&id, 1}); }
+  // The same of several. Those that stand side by side, each one older than the one before, leave their list together: a chain that
+  // was added by `add_all`.
+  void remove_all(std::span<const RecordId> ids) noexcept;
   // The same for a while: `put_back` has a record stand where it stood, if what was taken out later is back already. Where the one
   // it stood behind is elsewhere now it becomes the oldest.
   struct Place {
@@ -104,7 +111,9 @@ class EvictionQueues {
   [[nodiscard]] RecordId cheapest(const Level& level, uint64_t now_ns, Among among) const noexcept;
   [[nodiscard]] std::optional<RecordId> place_from_ends(const ChunkList& list, RecordId id, uint32_t steps) const noexcept;
   [[nodiscard]] RecordId place_from_hand(const ChunkList& list, const ChunkRecord& record) const noexcept;
-  void link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept;
+  void link(Level& level, RecordId id, RecordId older) noexcept { link_run(level, {&id, 1}, older); }
+  void link_run(Level& level, std::span<const RecordId> run, RecordId older) noexcept;
+  void unlink_run(std::span<const RecordId> run) noexcept;
   void move_beside_child(RecordId id);
   [[nodiscard]] bool can_stand_beside(RecordId id, RecordId child) const noexcept;
   [[nodiscard]] bool is_in_order(RecordId id) const noexcept;

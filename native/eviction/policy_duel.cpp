@@ -81,9 +81,9 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
       break;  // nor is what follows: a shadow holds whole prefixes
     }
     chain_.push_back(found);
-    queues_.remove(found);  // what is being used is nobody's victim
     hits += use.counts ? 1U : 0U;
   }
+  queues_.remove_all(chain_);  // what is being used is nobody's victim
   for (size_t index = chain_.size(); index < chain.size(); ++index) {
     forget(chain[index].key);
     while (records_.is_full() || records_.alive() >= limit) {
@@ -105,12 +105,12 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
     places_.insert(fresh);
     chain_.push_back(fresh);
   }
-  for (size_t index = chain_.size(); index-- > 0;) {
+  for (size_t index = 0; index < chain_.size(); ++index) {
     ChunkRecord& record = records_[chain_[index]];
     record.last_access_ns = now_ns;
     record.queue = chain[index].queue;
-    queues_.add(chain_[index]);
   }
+  queues_.add_all(chain_);
   return hits;
 }
 

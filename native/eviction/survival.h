@@ -32,7 +32,7 @@ class SurvivalModel {
   SurvivalModel();
 
   // Chunks of this class were used / used again at this age.
-  void note_start(uint8_t of_class) noexcept { ++started_[of_class]; }
+  void note_start(uint8_t of_class, uint32_t chunks = 1) noexcept { started_[of_class] += chunks; }
   // The last use of a chunk turns out to be of another class.
   void move_start(uint8_t from_class, uint8_t to_class) noexcept {
     --started_[from_class];

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -59,6 +60,26 @@ class HoldTable {
     const bool was_last = --record.holds == 0;
     held_ -= was_last ? 1U : 0U;
     return was_last;
+  }
+  // One hold more of each of these. Calls `begin` with each stretch of chunks that nobody held before.
+  template <typename Begin>
+  void hold_all(std::span<const RecordId> ids, Begin begin) noexcept {
+    size_t first = 0;
+    const auto take = [&](size_t end) {
+      if (end > first) {
+        held_ += end - first;
+        begin(ids.subspan(first, end - first));
+      }
+      first = end + 1;
+    };
+    for (size_t index = 0; index < ids.size(); ++index) {
+      ChunkRecord& record = records_[ids[index]];
+      KVPOOL_CHECK(record.holds < UINT32_MAX);
+      if (record.holds++ != 0) {
+        take(index);
+      }
+    }
+    take(ids.size());
   }
   // The same of pins.
   bool pin(RecordId id) noexcept {

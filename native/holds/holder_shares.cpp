@@ -170,6 +170,14 @@ bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& cha
 size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
                              size_t wanted) {
   KVPOOL_CHECK(holds.size() == of.size());
+  uint64_t all = 0;
+  for (const ClassId each : of) {
+    all += wanted * taken_bytes(each);
+  }
+  const bool has_room = accounts_.bound(holder) + all <= share_of(holder, protected_bytes_);
+  if (!holder.valid() || (has_room && has_user_share(holder, all, protected_bytes_))) {
+    return wanted;
+  }
   std::vector<uint64_t> sizes;
   std::transform(of.begin(), of.end(), std::back_inserter(sizes), [this](ClassId each) { return taken_bytes(each); });
   std::vector<size_t> covered(holds.size());
@@ -186,9 +194,6 @@ size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& hold
     return accounts_.bound(holder) + beyond(chunks, covered) <= share_of(holder, held) &&
            has_user_share(holder, beyond(chunks, user_covered), held);
   };
-  if (!holder.valid() || fits(wanted)) {
-    return wanted;
-  }
   const size_t compared = COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS);
   const HeldChains chains = some_chains_of(accounts_.find(holder), 0, compared);
   const HeldChains of_user = some_chains_of(accounts_.find_user(holder), 0, compared);

@@ -72,36 +72,38 @@ void ChunkRecords::detach(RecordId child) noexcept {
   below.previous_sibling = RecordId();
 }
 
-void ChunkRecords::link_behind(ChunkList& list, RecordId id, RecordId older) noexcept {
-  ChunkRecord& record = records_[id.value()];
-  KVPOOL_DCHECK(!record.older.valid() && !record.newer.valid());
-  record.older = older;
+void ChunkRecords::link_run_behind(ChunkList& list, std::span<const RecordId> run, RecordId older) noexcept {
   RecordId& before = older.valid() ? records_[older.value()].newer : list.oldest;
-  record.newer = before;
-  before = id;
-  (record.newer.valid() ? records_[record.newer.value()].older : list.newest) = id;
-  ++list.length;
+  RecordId newer = before;
+  before = run.back();
+  (newer.valid() ? records_[newer.value()].older : list.newest) = run.front();
+  for (size_t index = 0; index < run.size(); ++index) {
+    ChunkRecord& record = records_[run[index].value()];
+    KVPOOL_DCHECK(!record.older.valid() && !record.newer.valid());
+    record.newer = newer;
+    record.older = index + 1 < run.size() ? run[index + 1] : older;
+    newer = run[index];
+  }
+  list.length += run.size();
 }
 
-void ChunkRecords::unlink(ChunkList& list, RecordId id) noexcept {
-  ChunkRecord& record = records_[id.value()];
-  KVPOOL_CHECK(list.length > 0);
-  if (record.older.valid()) {
-    records_[record.older.value()].newer = record.newer;
-  } else {
-    list.oldest = record.newer;
+void ChunkRecords::unlink_run(ChunkList& list, std::span<const RecordId> run) noexcept {
+  KVPOOL_CHECK(list.length >= run.size());
+  const RecordId newer = records_[run.front().value()].newer;
+  const RecordId older = records_[run.back().value()].older;
+  (older.valid() ? records_[older.value()].newer : list.oldest) = newer;
+  (newer.valid() ? records_[newer.value()].older : list.newest) = older;
+  bool has_hand = false;
+  for (const RecordId id : run) {
+    ChunkRecord& record = records_[id.value()];
+    has_hand = has_hand || list.hand == id;
+    record.older = RecordId();
+    record.newer = RecordId();
   }
-  if (record.newer.valid()) {
-    records_[record.newer.value()].older = record.older;
-  } else {
-    list.newest = record.older;
+  if (has_hand) {
+    list.hand = older.valid() ? older : newer;
   }
-  if (list.hand == id) {
-    list.hand = record.older.valid() ? record.older : record.newer;
-  }
-  record.older = RecordId();
-  record.newer = RecordId();
-  --list.length;
+  list.length -= run.size();
 }
 
 }  // namespace kvpool

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -88,7 +89,7 @@ struct alignas(64) ChunkRecord {
   RecordId timer_previous;
   uint32_t retained_children = 0;  // that are retained: see RetentionLedger
 
-  [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
+  [[nodiscard]] bool has_slot() const noexcept { return page.valid(); }
   // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
   [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
   // Whether its bytes can be found here, some of them maybe not yet landed.
@@ -151,9 +152,11 @@ class ChunkRecords {
 
   // Puts a record into a list behind (on the newer side of) another one; unset: it becomes the oldest.
   // REQUIRES: the record is in no list, `older` in this one.
-  void link_behind(ChunkList& list, RecordId id, RecordId older) noexcept;
-  // REQUIRES: the record is in this list.
-  void unlink(ChunkList& list, RecordId id) noexcept;
+  void link_behind(ChunkList& list, RecordId id, RecordId older) noexcept { link_run_behind(list, {&id, 1}, older); }
+  // The same of several, which stand side by side: the first one is the newest of them.
+  void link_run_behind(ChunkList& list, std::span<const RecordId> run, RecordId older) noexcept;
+  // REQUIRES: the records stand in this list side by side, from the newest of them on.
+  void unlink_run(ChunkList& list, std::span<const RecordId> run) noexcept;
 
  private:
   const uint32_t capacity_;

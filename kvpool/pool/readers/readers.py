@@ -22,15 +22,15 @@ from kvpool.ids import ConnectionId, HoldId, LeaseId
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
-from kvpool.index.parts import part_chunks
+from kvpool.index.parts import PART_CHUNKS, part_chunks
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import KeyColumn
+from kvpool.key_column import KeyColumn, whole_keys
 from kvpool.layout import Layout
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
-from kvpool.protocol.records.messages import HOLDS_MAX, Leased
+from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, Leased
 from kvpool.tiering.tiering import Tiering
 
 
@@ -160,6 +160,36 @@ class Readers:
             run.chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, run.chunks
         )
 
+    def grant_at_once(
+        self, session: EngineSession, keys: bytes, chunks: int, now_ns: int
+    ) -> tuple[Lease, Leased] | None:
+        """A lease of a chain of one rank, which all its keys name, where it is one part long, or the last one of `chunks`. None
+        where DRAM has not all of it, or more than that is to be done or looked at. Raises Refused."""
+        namespace, named = session.chain_namespace, whole_keys(keys)
+        count = chunks or named
+        if namespace is None or not 0 < count <= (LEAF_CHUNKS_MAX if named == 1 else PART_CHUNKS):
+            return None
+        if named != count and named != 1:
+            return None
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        connection = session.connection
+        if self._leases.is_full(connection, self._leases_max):
+            self._check_room(session)
+        taken = self._directory.lease_chain(namespace, keys, count, session.holder, now_ns)
+        if taken is None:
+            return None
+        hold, offsets, generations, levels, slots = taken
+        holds: list[HoldId] = [hold]  # type: ignore[list-item]  # by name only
+        lease = self._leases.grant(
+            connection, count, {session.chain_rank: holds}, now_ns, least_ttl_ns=session.lease_ttl_ns
+        )
+        if self._hit_curve is not None:
+            self._hit_curve.note_lease(holds, session.chunk_sizes[0], now_ns)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        if session.layout.rank is None:
+            return lease, Leased(lease.id, count, b"", b"", levels, b"")
+        return lease, Leased(lease.id, count, offsets, generations, levels, slots)
+
     def take_holds(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""
         chunks = task.chunks
@@ -239,9 +269,10 @@ class Readers:
     def release_each(self, session: EngineSession, leases: Sequence[int], now_ns: int) -> None:
         """End leases; a bounded number of their holds at once."""
         holds: list[HoldId] = []
+        release, owner = self._leases.release, session.connection
         for lease in leases:
             failpoint.reach("daemon.release.before", failpoint.refused)
-            holds += self._leases.release(LeaseId(lease), session.connection)
+            holds += release(LeaseId(lease), owner)
         self.ending.release_holds(holds, now_ns)
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:

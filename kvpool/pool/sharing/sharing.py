@@ -31,7 +31,7 @@ class Sharing:
         clock: Clock,
     ) -> None:
         stores = [link.tier for link in tiering.remotes if isinstance(link.tier, StoreTier)]
-        self._publications = [
+        self.publications = [
             Publications(
                 arena.directory,
                 tiering.directories,
@@ -47,14 +47,14 @@ class Sharing:
         self.seeking = Seeking(stores[0] if stores else None, config.miss_ttl)
 
     def __repr__(self) -> str:
-        return f"<Sharing {self._publications}>"
+        return f"<Sharing {self.publications}>"
 
     @property
     def pins(self) -> int:
         """Pins in the arena's directory."""
-        return sum(one.pins for one in self._publications)
+        return sum(one.pins for one in self.publications)
 
     def note_lease(self, session: EngineSession, lease: Lease | Taken) -> None:
         """A connection was granted a lease, or tickets."""
-        for one in self._publications:
+        for one in self.publications:
             one.note_lease(namespaces_of(session, lease))

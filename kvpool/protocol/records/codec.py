@@ -18,7 +18,8 @@ _READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
 
 def encode(record: object, sequence: int) -> bytes:
     """The frame that carries `record`."""
-    return frames.encode(record.KIND, sequence, values_of(record))  # type: ignore[attr-defined]  # every record has KIND
+    read = _READERS.get(type(record)) or _reader_of(type(record))
+    return frames.encode(record.KIND, sequence, read(record))  # type: ignore[attr-defined]  # every record has KIND
 
 
 def values_of(record: object) -> tuple[object, ...]:

@@ -56,12 +56,12 @@ class AnswerWithDescriptor:
 
 @dataclass(slots=True)
 class _Request:
-    """The request under way: its `parts` still to be served, where it has any."""
+    """A request that is answered later: its `parts` still to be served, where it has any."""
 
     kind: int
     sequence: int
     started_ns: int
-    parts: Parts[Answer] | None = None
+    parts: Parts[Answer] | None
 
 
 class Connection(asyncio.Protocol):
@@ -185,44 +185,54 @@ class Connection(asyncio.Protocol):
 
     def serve(self, until_ns: int) -> bool:
         """Serve what has arrived, until the given time; read on once all is served. Whether there may be more."""
-        has_time = True
-        while has_time:
-            if self._waiting is not None or not self._is_peer_reading:
+        reader, now_ns = self._reader, self._clock.now_ns()
+        while self._waiting is None and self._is_peer_reading:
+            request = self._request
+            if self._transport is None or self._is_draining:
+                may_go_on = False
+            elif request is not None:
+                may_go_on = self._advance(request)
+            else:
+                may_go_on = reader.waiting > 0 and self._serve_next(now_ns)
+            if not may_go_on:
+                if not self._is_reading:
+                    self._read(is_wanted=True)
+                if self._reader.waiting != self._unfinished:
+                    self._note_unfinished()
+                return False
+            now_ns = self._clock.now_ns()
+            if now_ns >= until_ns:
                 self._read(is_wanted=False)
-                return False
-            if self._transport is None or self._is_draining or not (self._serve_part() or self._serve_next()):
-                self._read(is_wanted=True)
-                self._note_unfinished()
-                return False
-            has_time = self._clock.now_ns() < until_ns
+                return True
         self._read(is_wanted=False)
-        return True
+        return False
 
-    def _serve_next(self) -> bool:
+    def _serve_next(self, started_ns: int) -> bool:
         """Serve the next request, or its first part. False where none is complete, or the frame is invalid."""
-        request = _Request(0, 0, self._clock.now_ns())
+        kind, sequence = 0, 0
         try:
             frame = self._reader.next()
             if frame is None:
                 return False
-            request.kind, request.sequence, values = frame
-            self._kind = request.kind
-            record, handler = self._handler_of(request.kind)
+            kind, sequence, values = frame
+            self._kind = kind
+            record, handler = self._handlers.get(kind) or _refuse_kind(kind)
             failpoint.reach("daemon.request.before", failpoint.refused)
-            answer = handler(versions.decode_from(record, values, self._version))
+            if self._version >= versions.NEWEST:
+                answer = handler(m.decode_as(record, values))
+            else:
+                answer = handler(versions.decode_of_any(record, values))
         except ProtocolError as error:
             self._drain(error)
             return False
         except Exception as error:
-            answer = self._failure_to(request, error)
-        if isinstance(answer, GeneratorType):
-            request.parts = answer
-            self._request = request
-            return self._serve_part()
+            answer = self._failure_to(kind, error)
+        if type(answer) is GeneratorType:
+            return self._advance(_Request(kind, sequence, started_ns, answer))
         if isinstance(answer, CoroutineType) or asyncio.isfuture(answer):
-            self._await(answer, partial(self._answer_late, request))
+            self._await(answer, partial(self._answer_late, _Request(kind, sequence, started_ns, None)))
         else:
-            self._answer(request, answer)
+            self._answer(kind, sequence, started_ns, answer)
         return True
 
     def _give_request_up(self) -> None:
@@ -233,52 +243,47 @@ class Connection(asyncio.Protocol):
             self._request.parts.close()
         self._request = None
 
-    def _serve_part(self) -> bool:
-        """Serve the next part of the request under way. False where there is none, or it broke the protocol."""
-        request = self._request
-        if request is None or request.parts is None:
-            return False
+    def _advance(self, request: _Request) -> bool:
+        """Serve the next part of a request. False where it broke the protocol."""
+        assert request.parts is not None
+        self._request = request
         try:
             awaited = next(request.parts)
         except StopIteration as end:
-            self._request = None
-            self._answer(request, end.value)
+            answer = end.value
         except ProtocolError as error:
             self._request = None
             self._drain(error)
             return False
         except Exception as error:
-            self._request = None
-            self._answer(request, self._failure_to(request, error))
+            answer = self._failure_to(request.kind, error)
         else:
             if awaited is not None:
                 self._await(awaited, self._go_on)
+            return True
+        self._request = None
+        self._answer(request.kind, request.sequence, request.started_ns, answer)
         return True
 
     def _note_unfinished(self) -> None:
+        """Report how many bytes of an incomplete request have arrived, where that has changed."""
         unfinished = self._reader.waiting
         if unfinished != self._unfinished:
             self._unfinished = unfinished
             self._on_unfinished(self.id, unfinished)
-
-    def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
-        entry = self._handlers.get(kind)
-        if entry is None:
-            raise ProtocolError(f"frame of kind {kind} is not allowed on this connection")
-        return entry
 
     def _await(self, awaited: Awaitable[Any], on_done: "Callable[[asyncio.Future[Any]], None]") -> None:
         # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
         self._waiting = asyncio.ensure_future(awaited)
         self._waiting.add_done_callback(on_done)
 
-    def _failure_to(self, request: _Request, error: Exception) -> m.Failure:
+    def _failure_to(self, kind: int, error: Exception) -> m.Failure:
         if isinstance(error, KVPoolError):
-            self._times.add_refusal(request.kind)
+            self._times.add_refusal(kind)
             if isinstance(error, Refused):
                 return m.Failure(error.code, error.message)
             return m.Failure("refused", str(error))
-        return self._failure_of(error, request.kind)
+        return self._failure_of(error, kind)
 
     def _failure_of(self, error: BaseException, kind: int) -> m.Failure:
         self._times.add_failure(kind)
@@ -287,10 +292,10 @@ class Connection(asyncio.Protocol):
             self._on_failed(error)  # it may have struck between two steps that belong together
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
-    def _answer(self, request: _Request, answer: Answer) -> None:
-        self._times.add_time(request.kind, self._clock.now_ns() - request.started_ns)
-        if request.kind not in UNANSWERED:
-            self._send(answer, request.sequence)
+    def _answer(self, kind: int, sequence: int, started_ns: int, answer: Answer) -> None:
+        self._times.add_time(kind, self._clock.now_ns() - started_ns)
+        if kind not in UNANSWERED:
+            self._send(answer, sequence)
 
     def _answer_late(self, request: _Request, answered: "asyncio.Future[Answer]") -> None:
         self._waiting = None
@@ -298,11 +303,12 @@ class Connection(asyncio.Protocol):
             return
         error = answered.exception()
         if error is None:
-            self._answer(request, answered.result())
+            answer = answered.result()
         elif isinstance(error, Exception):
-            self._answer(request, self._failure_to(request, error))
+            answer = self._failure_to(request.kind, error)
         else:
-            self._answer(request, self._failure_of(error, request.kind))
+            answer = self._failure_of(error, request.kind)
+        self._answer(request.kind, request.sequence, request.started_ns, answer)
         self._turns.ask_turn(self)
 
     def _go_on(self, awaited: "asyncio.Future[Any]") -> None:
@@ -331,6 +337,8 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(answer, AnswerWithDescriptor):
             self._pass_descriptor(self._transport, answer, sequence)
+        elif self._version >= versions.NEWEST:
+            self._transport.write(m.encode(answer, sequence))
         else:
             self._transport.write(versions.encode_for(answer, sequence, self._version))
 
@@ -373,3 +381,7 @@ class Connection(asyncio.Protocol):
         self._read(is_wanted=True)
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
+
+
+def _refuse_kind(kind: int) -> tuple[type[Any], Handler]:
+    raise ProtocolError(f"frame of kind {kind} is not allowed on this connection")

@@ -57,12 +57,12 @@ class Turns:
         if served.is_waiting:
             return
         started_ns = self._clock.now_ns()
-        self._left_ns = min(TURN_NS, self._left_ns + started_ns - self._idle_since_ns)
+        left_ns = self._left_ns + started_ns - self._idle_since_ns
+        self._left_ns = left_ns if left_ns < TURN_NS else TURN_NS
         self._idle_since_ns = started_ns
         if self._waiting or self._left_ns <= 0 or self._serve(served, started_ns + self._left_ns):
-            served.used_ns = max(
-                served.used_ns, self._least_used_ns - SLICE_NS
-            )  # before those that wait again and again
+            # Before those that wait again and again.
+            served.used_ns = max(served.used_ns, self._least_used_ns - SLICE_NS)
             self._wait(served)
 
     def _wait(self, served: RequestSource) -> None:

@@ -1,9 +1,11 @@
 // What class queues are made of: what is learned, what is remembered, and who wins the duel.
+#include <algorithm>
 #include <random>
 
 #include "tests/directory_pool.h"
 #include "tests/harness.h"
 #include "eviction/class_queue_policy.h"
+#include "eviction/eviction_queues.h"
 #include "eviction/ghost_table.h"
 #include "eviction/policy_duel.h"
 #include "eviction/survival.h"
@@ -252,4 +254,72 @@ TEST(a_class_seen_little_is_as_likely_on_the_whole_as_its_own_uses_say) {
     model.learn(now);
   }
   EXPECT(model.worth(1, 50 * SECOND) * 4 < model.worth(2, 50 * SECOND));  // of which nothing is known
+}
+
+// Chains that leave their lists and come back together, against the same chunks one by one.
+TEST(chunks_that_go_together_stand_where_they_would_one_by_one) {
+  constexpr uint32_t CHUNKS = 60;
+  std::mt19937_64 random(7);
+  const auto draw = [&random](uint64_t below) { return random() % below; };
+  struct Side {
+    ChunkRecords records{CHUNKS};
+    LruPolicy policy;
+    EvictionQueues queues{records, policy};
+    std::vector<RecordId> ids;
+  };
+  Side together, alone;
+  for (Side* side : {&together, &alone}) {
+    side->queues.add_class();
+    for (uint32_t number = 0; number < CHUNKS; ++number) {
+      side->ids.push_back(side->records.allocate());
+      side->records[side->ids.back()].size_class = ClassId(0);
+      side->records[side->ids.back()].state = ChunkState::READY;
+      side->queues.add(side->ids.back());
+    }
+  }
+  uint64_t now_ns = 0;
+  for (int round = 0; round < 3000; ++round) {
+    // A piece of a chain, of which some stand side by side, whole or with gaps.
+    const uint32_t first = static_cast<uint32_t>(draw(CHUNKS));
+    const uint32_t step = static_cast<uint32_t>(1 + draw(8) / 7);
+    std::vector<RecordId> chain;
+    const size_t length = 1 + draw(20);
+    for (uint32_t number = first; number < CHUNKS && chain.size() < length; number += step) {
+      chain.push_back(together.ids[number]);
+    }
+    together.queues.remove_all(chain);
+    for (const RecordId id : chain) {
+      alone.queues.remove(id);
+    }
+    now_ns += draw(2);
+    const auto priority = static_cast<uint8_t>(DEFAULT_PRIORITY + draw(3) / 2);
+    const auto standing = static_cast<Standing>(draw(STANDINGS));
+    for (const RecordId id : chain) {
+      const bool is_odd = draw(10) == 0;
+      for (Side* side : {&together, &alone}) {
+        ChunkRecord& record = side->records[id];
+        record.last_access_ns = now_ns;
+        record.priority = is_odd ? uint8_t{50} : priority;
+        record.standing = standing;
+      }
+    }
+    if (draw(5) == 0) {  // puts hands into lists
+      for (Side* side : {&together, &alone}) {
+        std::for_each(chain.rbegin(), chain.rend(), [side](RecordId id) { side->queues.add_by_access(id, 4, false); });
+      }
+    } else {
+      together.queues.add_all(chain);
+      std::for_each(chain.rbegin(), chain.rend(), [&](RecordId id) { alone.queues.add(id); });
+    }
+    for (const RecordId id : together.ids) {
+      EXPECT(together.records[id].older == alone.records[id].older);
+      EXPECT(together.records[id].newer == alone.records[id].newer);
+      EXPECT(together.records[id].level == alone.records[id].level);
+    }
+    EXPECT(together.queues.unsaved_changes() == alone.queues.unsaved_changes());
+    EXPECT(together.queues.victim(ClassId(0), now_ns) == alone.queues.victim(ClassId(0), now_ns));
+    std::vector<uint8_t> found(CHUNKS);
+    EXPECT(together.queues.verify(found).empty());
+    EXPECT(std::all_of(found.begin(), found.end(), [](uint8_t count) { return count == 1; }));
+  }
 }

@@ -101,6 +101,33 @@ TEST(a_lease_on_chunks_without_a_slot_counts_their_records) {
   EXPECT(pool.directory.shares().protected_bytes() == 0);
 }
 
+TEST(a_chain_is_leased_whole_by_its_last_key_or_not_at_all) {
+  Shared pool;
+  EXPECT(pool.store(range(0, CHUNKS)) == CHUNKS);
+  const auto lease = [&](uint64_t leaf, size_t chunks, HolderId holder) {
+    return pool.directory.lease_chain(pool.owner, pack({leaf}).data(), chunks, holder, ++pool.now);
+  };
+  EXPECT(lease(CHUNKS / 2, CHUNKS / 2 + 1, ONE).id == 0);  // more than it may
+  EXPECT(lease(7, 7, ONE).id == 0);                        // not as deep
+  EXPECT(lease(CHUNKS, CHUNKS + 1, ONE).id == 0);          // not stored
+  EXPECT(pool.directory.lease_chain(pool.directory.add_namespace(), pack({7}).data(), 8, ONE).id == 0);
+  EXPECT(pool.directory.stats().holds == 0);
+  const Hold whole = lease(CHUNKS / 2 - 1, CHUNKS / 2, ONE);
+  EXPECT(whole.chunks == CHUNKS / 2);
+  EXPECT(pool.directory.shares().is_charged(whole.id));
+  EXPECT(lease(9, 10, ONE).chunks == 10);  // these count once
+  EXPECT(lease(CHUNKS - 1, CHUNKS, ONE).id == 0);
+  const auto columns = pool.directory.columns({whole.id});
+  std::vector<uint64_t> offsets(whole.chunks), generations(whole.chunks), slots(whole.chunks);
+  std::vector<uint8_t> levels(whole.chunks);
+  EXPECT(pool.directory.has_words());
+  pool.directory.locate(whole.id, {offsets.data(), generations.data(), levels.data(), slots.data()});
+  EXPECT(columns->offsets == offsets && columns->generations == generations);
+  EXPECT(columns->levels == levels && columns->slots == slots);
+  EXPECT(pool.directory.release(whole.id, ++pool.now));
+  EXPECT(pool.is_sound());
+}
+
 TEST(a_lease_beyond_the_share_is_shortened) {
   Shared pool;
   EXPECT(pool.store(range(0, CHUNKS)) == CHUNKS);

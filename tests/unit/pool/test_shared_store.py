@@ -174,7 +174,7 @@ async def test_what_the_store_has_lost_is_published_again_at_a_use_some_minutes_
 ) -> None:
     """The process lives on: a master has begun anew, or has dropped objects."""
     async with Node(shared, "store.publish=reused") as node:
-        published = node.pool.pool.sharing._publications[0]._published
+        published = node.pool.pool.sharing.publications[0]._published
         await node.pool.save(KEYS)
         assert await node.pool.load(KEYS) == len(KEYS)
         await node.published(len(KEYS))
@@ -228,7 +228,7 @@ async def test_what_is_due_while_the_store_is_suspended_is_published_behind_that
 async def test_what_another_node_has_published_is_not_sent_again(shared: SharedDirectory) -> None:
     await publish(shared, KEYS[:8])
     async with Node(shared, "store.publish=all") as second:
-        published = second.pool.pool.sharing._publications[0]._published
+        published = second.pool.pool.sharing.publications[0]._published
         assert await second.pool.save(KEYS) == len(KEYS)
         await second.pool.until_moved(lambda: all(key in published for key in KEYS))
         assert second.counted("published_chunks") == len(KEYS) - 8
@@ -264,7 +264,7 @@ async def test_chunks_are_published_after_they_were_written_to_disk(shared: Shar
     async with Node(shared, "store.publish=reused", has_disk=True) as node:
         await node.pool.save(KEYS)
         assert await node.pool.load(KEYS[:6]) == 6
-        await node.pool.until_moved(lambda: KEYS[5] in node.pool.pool.sharing._publications[0]._used)
+        await node.pool.until_moved(lambda: KEYS[5] in node.pool.pool.sharing.publications[0]._used)
         assert not shared.objects()
         assert await node.pool.demote() == 0
         await node.published(6)
@@ -273,7 +273,7 @@ async def test_chunks_are_published_after_they_were_written_to_disk(shared: Shar
 
 async def test_a_chunk_in_an_engines_own_memory_is_not_on_disk(shared: SharedDirectory) -> None:
     async with Node(shared, "store.publish=all", has_disk=True) as node:
-        journal, publications = node.pool.pool.journal, node.pool.pool.sharing._publications[0]
+        journal, publications = node.pool.pool.journal, node.pool.pool.sharing.publications[0]
         reported = Reported(KeyColumn(b""), [EngineChunk(KEYS[0], b"", b"", Scope())])
         assert list(journal.take_report(ONE, node.pool.session.own.id, reported)) == [ReportState.TAKEN]
         await node.pool.save(KEYS[:1])
