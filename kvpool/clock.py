@@ -53,19 +53,19 @@ class Deadline:
     Invariant: `remaining_s()` never rises and never falls below 0.
     """
 
-    __slots__ = ("_at_ns", "_clock")
+    __slots__ = ("_at_ns", "_now_ns")
 
     def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
-        self._clock: Clock = clock or MonotonicClock()
-        self._at_ns = self._clock.now_ns() + int(min(LONGEST_S, timeout_s) * 1e9)
+        self._now_ns = time.monotonic_ns if clock is None else clock.now_ns
+        self._at_ns = self._now_ns() + int((timeout_s if timeout_s < LONGEST_S else LONGEST_S) * 1e9)
 
     def remaining_s(self) -> float:
         """Seconds left, 0.0 when the deadline has passed."""
-        return max(0, self._at_ns - self._clock.now_ns()) / 1e9
+        return max(0, self._at_ns - self._now_ns()) / 1e9
 
     def has_passed(self) -> bool:
         """Whether no time is left."""
-        return self._clock.now_ns() >= self._at_ns
+        return self._now_ns() >= self._at_ns
 
 
 class Stopwatch:

@@ -40,14 +40,25 @@ DEVICE_MOVE_ROW: RowLayout = ...
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
     """
-    Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released.
+    Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released over many.
     """
 
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes: ...
 
-def chain_keys(parent: bytes, leaves: bytes) -> bytes:
-    """Keys of chunks that follow `parent`. GIL released."""
+@overload
+def hash_chunks(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parent: bytes) -> tuple[bytes, bytes]:
+    """
+    (leaves, keys): `hash_leaves` and `chain_keys` behind one parent, in the time of the first. GIL released over many.
+    """
+
+@overload
+def hash_chunks(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parent: bytes) -> tuple[bytes, bytes]: ...
+
+def chain_keys(parents: bytes, leaves: bytes) -> bytes:
+    """
+    Keys of the chunks that follow each of the packed `parents`: those of one behind those of another. GIL released over many.
+    """
 
 def mix_leaf(leaf: bytes, payload: bytes) -> bytes:
     """A leaf with content mixed in."""
@@ -192,9 +203,9 @@ class IndexView:
     def __init__(self, mapping: Mapping, remote: RemoteView | None = None) -> None:
         """`remote`: where chunks are looked up that this node has not."""
 
-    def lookup(self, keys: bytes) -> tuple[int, bytes]:
+    def lookup(self, keys: bytes, most: int = 4294967295) -> bytes:
         """
-        (chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.
+        The level of each chunk of the run of readable chunks from the first key on, of the first `most` at most. GIL released over many.
         """
 
     def last_run(self, keys: bytes, end: int, length: int, here: bool = True) -> tuple[int, bytes]:

@@ -110,6 +110,8 @@ def by_group(name: str, given: object, layout: Layout) -> Sequence[Any]:
 
 def check_keys(keys: KeyChain, namespace: Namespace) -> None:
     """Check that `keys` is a KeyChain of the Pool's namespace: another one's names other KV."""
+    if isinstance(keys, KeyChain) and keys.namespace is namespace:
+        return
     if not isinstance(keys, KeyChain):
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
     _check_chunks("keys are", keys.namespace, "those", namespace)
@@ -117,6 +119,8 @@ def check_keys(keys: KeyChain, namespace: Namespace) -> None:
 
 def check_hit(hit: Hit, namespace: Namespace) -> None:
     """Check that `hit` is one of keys of the Pool's namespace."""
+    if isinstance(hit, Hit) and hit.keys.namespace is namespace:
+        return
     if not isinstance(hit, Hit):
         raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
     _check_chunks("hit is", hit.keys.namespace, "one", namespace)

@@ -4,7 +4,8 @@ Two levels: a leaf for each chunk's tokens, hashed many at a time, and the chain
 the namespace's root. Leaves do not depend on the root, so a chain that was made before the daemon's trust domain was
 known is rooted again without hashing tokens. Only full chunks are keyed; the tail waits for `extend`.
 
-Any thread. Lock: `_lock` guards every field below it; arrays are replaced, never changed in place.
+Any thread. Lock: `_lock` guards every field below it; arrays are replaced, never changed in place. `_columns` is read without
+it while its roots are the current ones.
 """
 
 import threading
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.ids import TOKEN_BYTES
-from kvpool.key_column import KeyColumn
+from kvpool.key_column import KeyColumn, keys_in
 from kvpool.layout import Layout
 from kvpool_client.given_numbers import TOKENS_MAX, is_index
 
@@ -25,6 +26,8 @@ Extra = tuple[int, int, bytes]
 Roots = Callable[[], tuple[bytes, ...]]
 
 _INT32 = np.iinfo(np.int32)
+_TOKEN = np.dtype(np.int32)
+_NO_TOKENS: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class Namespace(NamedTuple):
@@ -74,15 +77,15 @@ class KeyChain:
         self.namespace = namespace
         self.scope = scope
         self._current_roots = roots
-        self._extra = _checked_extra(extra)
+        self._extra = _checked_extra(extra) if extra else ()
         self._lock = threading.Lock()
-        self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._tail = _NO_TOKENS
         self._leaves = b""
         self._chunks = 0
         self._token_ids: list[bytes] = []  # i32, of whole chunks
         self._ids_begin = 0  # after the last chunk that was given without
         self._roots = roots()
-        self._columns = tuple(b"" for _ in self._roots)
+        self._columns = (b"",) * len(self._roots)
 
     def __len__(self) -> int:
         return self._chunks
@@ -114,11 +117,11 @@ class KeyChain:
         new = as_tokens(tokens)
         with self._lock:
             joined = np.concatenate([self._tail, new]) if len(self._tail) else new
-            full = len(joined) // self.chunk_tokens * self.chunk_tokens
-            self._tail = np.array(joined[full:], dtype=np.int32)
+            full = len(joined) - len(joined) % self.chunk_tokens
             if full:
-                self._append(kvpool_native.hash_leaves(joined[:full], self.chunk_tokens))
+                self._append_tokens(joined[:full])
                 self._note_tokens(joined[:full])
+            self._tail = joined[full:].copy() if full < len(joined) else _NO_TOKENS
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
         """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes.
@@ -140,21 +143,25 @@ class KeyChain:
 
     def token_ids(self, chunks: Sequence[int]) -> bytes:
         """The token ids of these chunks, i32 little endian; empty where the engine gave hashes alone for some chunk or a
-        later one."""
+        later one. Those of a range are one piece, and those of all chunks not copied."""
         with self._lock:
             if min(chunks, default=0) < self._ids_begin:
                 return b""
             self._token_ids = [b"".join(self._token_ids)]
             joined, begin = self._token_ids[0], self._ids_begin
         size = TOKEN_BYTES * self.chunk_tokens
-        return b"".join(joined[(chunk - begin) * size : (chunk - begin + 1) * size] for chunk in chunks)
+        if isinstance(chunks, range) and chunks.step == 1:
+            return joined[(chunks.start - begin) * size : (chunks.stop - begin) * size]
+        return b"".join([joined[(chunk - begin) * size : (chunk - begin + 1) * size] for chunk in chunks])
 
     def columns(self) -> tuple[bytes, ...]:
         """All keys, packed, 32 bytes each, for each rank that the Pool stands for."""
+        if self._current_roots() is self._roots:
+            return self._columns
         with self._lock:
             roots = self._current_roots()
-            if roots is not self._roots and roots != self._roots:
-                self._columns = tuple(_chain(root, self._leaves) for root in roots)
+            if roots != self._roots:
+                self._columns = self._chained(roots, self._leaves)
             self._roots = roots
             return self._columns
 
@@ -165,18 +172,34 @@ class KeyChain:
     def _note_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
         self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
 
+    def _append_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Append full chunks of tokens."""
+        if self._extra or len(self._columns) > 1:
+            self._append(kvpool_native.hash_leaves(tokens, self.chunk_tokens))
+            return
+        (parent,) = self._last_keys()
+        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, parent)
+        self._take(leaves, (keys,))
+
     def _append(self, leaves: bytes) -> None:
-        first = len(self)
-        leaves = self._mix_extra(leaves, first) if self._extra else leaves
-        parents = [
-            KeyColumn(column).before(first, root) for column, root in zip(self._columns, self._roots, strict=True)
-        ]
+        leaves = self._mix_extra(leaves, len(self)) if self._extra else leaves
+        self._take(leaves, self._chained(self._last_keys(), leaves))
+
+    def _last_keys(self) -> Sequence[bytes]:
+        """The key of the last chunk in each column, behind which the next ones go; the roots before the first one."""
+        return [KeyColumn(column)[-1] for column in self._columns] if self._chunks else self._roots
+
+    def _take(self, leaves: bytes, keys: Sequence[bytes]) -> None:
+        """Append chunks that have these keys in each column."""
         self._leaves += leaves
-        self._chunks = len(KeyColumn(self._leaves))
-        self._columns = tuple(
-            column + kvpool_native.chain_keys(parent, leaves)
-            for column, parent in zip(self._columns, parents, strict=True)
-        )
+        self._columns = tuple([column + more for column, more in zip(self._columns, keys, strict=True)])
+        self._chunks = keys_in(self._leaves)
+
+    @staticmethod
+    def _chained(parents: Sequence[bytes], leaves: bytes) -> tuple[bytes, ...]:
+        """The keys of chunks behind each of these parents."""
+        packed, size = kvpool_native.chain_keys(b"".join(parents), leaves), len(leaves)
+        return tuple([packed[at * size : (at + 1) * size] for at in range(len(parents))])
 
     def _mix_extra(self, leaves: bytes, first_chunk: int) -> bytes:
         mixed = []
@@ -195,12 +218,12 @@ def as_tokens(tokens: object) -> npt.NDArray[np.int32]:
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise InvalidArgument(f"tokens are {type(tokens).__name__}, expected integers: {error}") from error
     if array.size == 0:
-        return np.empty(0, np.int32)
+        return _NO_TOKENS
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidArgument(
             f"tokens have shape {array.shape} of {array.dtype}, {expected_one_dimension('tokens', array)}"
         )
-    if array.dtype == np.int32:
+    if array.dtype == _TOKEN:
         return np.ascontiguousarray(array)
     if array.dtype.itemsize >= 4:
         low, high = int(array.min()), int(array.max())
@@ -213,10 +236,6 @@ def expected_one_dimension(name: str, array: npt.NDArray[np.generic]) -> str:
     """What is expected of an argument that is an array of another shape or dtype, with the cure for a batch of one."""
     is_batch_of_one = array.ndim == 2 and len(array) == 1
     return "expected one dimension of integers" + (f": pass {name}[0]" if is_batch_of_one else "")
-
-
-def _chain(root: bytes, leaves: bytes) -> bytes:
-    return kvpool_native.chain_keys(root, leaves) if leaves else b""
 
 
 def _checked_extra(extra: Sequence[Extra]) -> tuple[Extra, ...]:

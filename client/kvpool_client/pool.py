@@ -11,12 +11,12 @@ import logging
 import os
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
-from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
+from kvpool.keys import namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.socket_path import find_socket
@@ -42,7 +42,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.promise_line import PromiseLine
-from kvpool_client.connection.roots import Roots
+from kvpool_client.connection.roots import Roots, ScopedRoots
 from kvpool_client.connection.session import SessionPlan
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
@@ -159,6 +159,7 @@ class Pool:
         self._counters = counters = Counters(counts_chunks=self.shares[0].has_first_extent)
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
+        self._plain_scope = self._scope_of(None, "", None)
         self._copies = copies = Copies(self._namespace, copy_threads, self.shares)
         self._sides = sides = copies.by_group()
         self._chunks_held = chunks_held(layout, layout.world)  # by a scheduler's lease, which is of all ranks
@@ -542,19 +543,20 @@ class Pool:
     def _empty_chain(
         self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None
     ) -> KeyChain:
+        is_plain = salt is None and adapter == "" and adapter_name is None
+        roots, scope = self._plain_scope if is_plain else self._scope_of(salt, adapter, adapter_name)
+        entries = as_entries("extra", extra)
+        return KeyChain(self.layout.chunk_tokens, roots, entries, scope, namespace=self._namespace)
+
+    def _scope_of(self, salt: bytes | None, adapter: str, adapter_name: str | None) -> tuple[ScopedRoots, bytes]:
+        """The roots of a salt and an adapter, and what events name them by."""
         chosen = self._salt if salt is None else salt
         check_scope(chosen, adapter)
         if adapter_name is not None and not is_text(adapter_name):
             raise InvalidArgument(f"adapter_name is {adapter_name!r:.80}, expected text")
         fixed = bytes(chosen)
-        roots = partial(self._roots_of, fixed, adapter)
-        scope = pack_scope(adapter if adapter_name is None else adapter_name, fixed)
-        entries = as_entries("extra", extra)
-        return KeyChain(self.layout.chunk_tokens, roots, entries, scope, namespace=self._namespace)
+        roots = ScopedRoots(self._roots, self._link, salt=fixed, adapter=adapter)
+        return roots, pack_scope(adapter if adapter_name is None else adapter_name, fixed)
 
     def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
-        return self._roots.of(self._domain(), salt, adapter)
-
-    def _domain(self) -> bytes:
-        session = self._link.session
-        return session.welcome.domain if session is not None else DEFAULT_DOMAIN
+        return self._roots.of(self._link.domain, salt, adapter)

@@ -122,7 +122,7 @@ class Announcements:
         for column in run.columns:
             seen = count = 0
             while seen == count and seen < found:
-                count += self._view.lookup(column[seen : seen + FOUND_AT_ONCE].packed)[0]
+                count += len(self._view.lookup(column[seen : seen + FOUND_AT_ONCE].packed))
                 seen += FOUND_AT_ONCE
                 yield None
             found = min(found, count)

@@ -89,7 +89,7 @@ class BlockingConnection:
             with contextlib.suppress(
                 BrokenPipeError
             ):  # refused before the hello, as by a full daemon: its reason can be read
-                self._send(versions.encode_for(hello, 0, version), deadline)
+                self._send([versions.encode_for(hello, 0, version)], deadline)
             self._await_welcome(deadline)
             self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
@@ -154,7 +154,7 @@ class BlockingConnection:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(limit_s)
         try:
-            is_delayed = self._send(versions.encode_for(request, self._sequence, self.welcome.protocol), deadline)
+            is_delayed = self._send(versions.pieces_for(request, self._sequence, self.welcome.protocol), deadline)
             self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
             frame = self._receive(0, deadline)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -173,7 +173,7 @@ class BlockingConnection:
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
         try:
-            self._send(versions.encode_for(request, self._sequence, self.welcome.protocol), deadline)
+            self._send(versions.pieces_for(request, self._sequence, self.welcome.protocol), deadline)
             self._wait_at_most(deadline.remaining_s())
             got = self._receive_with(fds, 1)
             record = self._expect(answer, self._receive(got, deadline))
@@ -189,7 +189,7 @@ class BlockingConnection:
     def send(self, frame: bytes, deadline: Deadline) -> None:
         """Send a frame that is never answered. Raises DaemonUnreachable, also when the daemon does not read it in time."""
         try:
-            self._send(frame, deadline)
+            self._send([frame], deadline)
         except OSError as error:
             raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
 
@@ -386,45 +386,48 @@ class BlockingConnection:
 
     def _receive(self, got: int, deadline: Deadline) -> tuple[int, int, list[object]]:
         """Receive the next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""
-        needed = frames.LENGTH.size
-        while got < needed or needed == frames.LENGTH.size:
-            if got >= frames.LENGTH.size:
-                (length,) = frames.LENGTH.unpack_from(self._buffer)
-                frames.check_length(length)
-                needed = frames.LENGTH.size + length
-                if needed > len(self._buffer):
-                    self._buffer.extend(bytes(needed - len(self._buffer)))
-            if got < needed:
-                got += self._receive_some(got, deadline)
+        while got < frames.LENGTH.size:
+            got += self._receive_some(got, deadline)
+        (length,) = frames.LENGTH.unpack_from(self._buffer)
+        frames.check_length(length)
+        needed = frames.LENGTH.size + length
+        if needed > len(self._buffer):
+            self._buffer.extend(bytes(needed - len(self._buffer)))
+        while got < needed:
+            got += self._receive_some(got, deadline)
         if got != needed:
             raise ProtocolError(f"answer is followed by {got - needed} unexpected bytes")
         with memoryview(self._buffer) as view:
             return frames.decode(view[frames.LENGTH.size : needed])
 
-    def _send(self, frame: bytes, deadline: Deadline) -> bool:
-        """Send a whole frame. Whether it had to wait for the daemon to read."""
+    def _send(self, pieces: Sequence[bytes], deadline: Deadline) -> bool:
+        """Send a whole frame, which is in pieces. Whether it had to wait for the daemon to read."""
+        size = sum(map(len, pieces))
         try:
-            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+            sent = self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
-        if sent == len(frame):
+        if sent == size:
             return False
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
-        with memoryview(frame) as view:
-            while sent < len(frame):
-                if not writable.poll(deadline.remaining_s() * 1000):
-                    raise TimeoutError(f"the daemon has read {sent} of {len(frame)} bytes in time")
-                with contextlib.suppress(BlockingIOError):
-                    sent += self._socket.send(view[sent:], socket.MSG_DONTWAIT)
+        unsent = _behind([memoryview(piece) for piece in pieces], sent)
+        while unsent:
+            if not writable.poll(deadline.remaining_s() * 1000):
+                left = sum(map(len, unsent))
+                raise TimeoutError(f"the daemon has read {size - left} of {size} bytes in time")
+            with contextlib.suppress(BlockingIOError):
+                unsent = _behind(unsent, self._socket.sendmsg(unsent, (), socket.MSG_DONTWAIT))
         return True
 
     def _receive_some(self, got: int, deadline: Deadline) -> int:
-        if got:
-            self._wait_at_most(deadline.remaining_s())
         try:
-            with memoryview(self._buffer) as view:
-                received = self._socket.recv_into(view[got:])
+            if not got:
+                received = self._socket.recv_into(self._buffer)
+            else:
+                self._wait_at_most(deadline.remaining_s())
+                with memoryview(self._buffer) as view:
+                    received = self._socket.recv_into(view[got:])
         except BlockingIOError as error:
             raise TimeoutError("the daemon did not answer in time") from error
         if not received:
@@ -445,6 +448,14 @@ def _silence(path: str, pid: int, timeout_s: float) -> str:
         f"a daemon listens at {path}{f' (pid {pid})' if pid else ''} but has not answered within {timeout_s:.3g} s: it is "
         f"stopped (kill -CONT {pid or 'PID'} has it go on), overloaded or hanging: read its log, and restart it if it stays so"
     )
+
+
+def _behind(pieces: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of pieces of which so many bytes were sent."""
+    while pieces and sent >= len(pieces[0]):
+        sent -= len(pieces[0])
+        pieces = pieces[1:]
+    return [pieces[0][sent:], *pieces[1:]] if pieces else []
 
 
 def _timeval(seconds: float) -> bytes:

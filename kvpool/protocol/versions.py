@@ -49,6 +49,13 @@ def encode_for(record: object, sequence: int, version: int) -> bytes:
     return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]
 
 
+def pieces_for(record: object, sequence: int, version: int) -> list[bytes]:
+    """The same frame in pieces, see `frames.encode_pieces`."""
+    if version < NEWEST:
+        return [encode_for(record, sequence, version)]
+    return frames.encode_pieces(record.KIND, sequence, m.values_of(record))  # type: ignore[attr-defined]
+
+
 def fields_of(record: type[Any], version: int) -> int | None:
     """How many fields a record has in a version; None: all of them."""
     return next((count for last, count in FIELDS_UP_TO.get(record, ()) if version <= last), None)

@@ -1,8 +1,10 @@
-// Bindings of key hashing. Packed columns in and out; the GIL is released over token bytes. No logic.
+// Bindings of key hashing. Packed columns in and out; the GIL is released over many bytes. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include <string>
+#include <utility>
 
 #include "bindings.h"
 #include "hash/key_hash.h"
@@ -21,11 +23,28 @@ nb::bytes as_bytes(const std::string& data) { return nb::bytes(data.data(), data
 
 uint8_t* writable(std::string& data) { return reinterpret_cast<uint8_t*>(data.data()); }
 
+// Bytes that nobody has yet, to be written before anybody does.
+nb::bytes unwritten(size_t size) {
+  nb::bytes data = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+  if (!data.is_valid()) {
+    throw nb::python_error();
+  }
+  return data;
+}
+
+uint8_t* writable(nb::bytes& data) { return reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(data.ptr())); }
+
 const uint8_t* readable(const nb::bytes& data) { return static_cast<const uint8_t*>(data.data()); }
 
 void require_hashes(const nb::bytes& data, const char* what) {
   if (data.size() % HASH_BYTES != 0) {
     throw nb::value_error((std::string(what) + " must be a multiple of 32 bytes").c_str());
+  }
+}
+
+void require_tokens(bool fits) {
+  if (!fits) {
+    throw nb::value_error("a token does not fit 32 bits");
   }
 }
 
@@ -35,33 +54,51 @@ nb::bytes leaves_of(const Tokens<Token>& tokens, size_t chunk_tokens) {
     throw nb::value_error("chunk_tokens must be positive");
   }
   const size_t chunks = tokens.size() / chunk_tokens;
-  std::string leaves(chunks * HASH_BYTES, '\0');
+  nb::bytes leaves = unwritten(chunks * HASH_BYTES);
   bool fits = true;
   {
-    const ReleasedGil released;
+    const GilReleasedOver released(tokens.size());
     if constexpr (sizeof(Token) == sizeof(int64_t)) {
       fits = hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
     } else {
       hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
     }
   }
-  if (!fits) {
-    throw nb::value_error("a token does not fit 32 bits");
-  }
-  return as_bytes(leaves);
+  require_tokens(fits);
+  return leaves;
 }
 
-nb::bytes chain(const nb::bytes& parent, const nb::bytes& leaves) {
-  if (parent.size() != HASH_BYTES) {
-    throw nb::value_error("parent must have 32 bytes");
+template <typename Token>
+std::pair<nb::bytes, nb::bytes> chunks_of(const Tokens<Token>& tokens, size_t chunk_tokens, const nb::bytes& parent) {
+  if (chunk_tokens == 0 || parent.size() != HASH_BYTES) {
+    throw nb::value_error("chunk_tokens must be positive, and parent have 32 bytes");
   }
-  require_hashes(leaves, "leaves");
-  std::string keys(leaves.size(), '\0');
+  const size_t chunks = tokens.size() / chunk_tokens;
+  nb::bytes leaves = unwritten(chunks * HASH_BYTES);
+  nb::bytes keys = unwritten(chunks * HASH_BYTES);
+  bool fits = true;
   {
-    const ReleasedGil released;
-    chain_keys(readable(parent), readable(leaves), keys.size() / HASH_BYTES, writable(keys));
+    const GilReleasedOver released(tokens.size());
+    if constexpr (sizeof(Token) == sizeof(int64_t)) {
+      fits = hash_chunks(tokens.data(), chunk_tokens, chunks, readable(parent), writable(leaves), writable(keys));
+    } else {
+      hash_chunks(tokens.data(), chunk_tokens, chunks, readable(parent), writable(leaves), writable(keys));
+    }
   }
-  return as_bytes(keys);
+  require_tokens(fits);
+  return {std::move(leaves), std::move(keys)};
+}
+
+nb::bytes chain(const nb::bytes& parents, const nb::bytes& leaves) {
+  require_hashes(parents, "parents");
+  require_hashes(leaves, "leaves");
+  const size_t chains = parents.size() / HASH_BYTES;
+  nb::bytes keys = unwritten(chains * leaves.size());
+  {
+    const GilReleasedOver released(keys.size());
+    chain_keys(readable(parents), chains, readable(leaves), leaves.size() / HASH_BYTES, writable(keys));
+  }
+  return keys;
 }
 
 nb::bytes mixed(const nb::bytes& leaf, const nb::bytes& payload) {
@@ -111,9 +148,13 @@ nb::bytes plain_each(const nb::typed<nb::list, nb::bytes>& values) {
 
 void bind_keys(nb::module_& module) {
   module.def("hash_leaves", &leaves_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a,
-             "Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released.");
+             "Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released over many.");
   module.def("hash_leaves", &leaves_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a);
-  module.def("chain_keys", &chain, "parent"_a, "leaves"_a, "Keys of chunks that follow `parent`. GIL released.");
+  module.def("hash_chunks", &chunks_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parent"_a,
+             "(leaves, keys): `hash_leaves` and `chain_keys` behind one parent, in the time of the first. GIL released over many.");
+  module.def("hash_chunks", &chunks_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parent"_a);
+  module.def("chain_keys", &chain, "parents"_a, "leaves"_a,
+             "Keys of the chunks that follow each of the packed `parents`: those of one behind those of another. GIL released over many.");
   module.def("mix_leaf", &mixed, "leaf"_a, "payload"_a, "A leaf with content mixed in.");
   module.def("derive_root", &root, "fields"_a, "A root over length-prefixed fields.");
   module.def("blake3", &plain, "data"_a, "Plain BLAKE3 of 32 bytes. GIL released.");

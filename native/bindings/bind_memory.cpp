@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -54,19 +55,18 @@ MappedBytes view(const std::shared_ptr<Mapping>& mapping) {
   return MappedBytes(mapping->data(), {mapping->size()}, owner);
 }
 
-std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& keys) {
+nb::bytes lookup(const IndexView& index, const nb::bytes& keys, uint32_t most) {
   if (keys.size() % KEY_BYTES != 0) {
     throw nb::value_error("keys must be a multiple of 32 bytes");
   }
-  const size_t n = keys.size() / KEY_BYTES;
-  const auto* packed = static_cast<const uint8_t*>(keys.data());
-  std::string levels(n, '\0');
+  const size_t n = std::min<size_t>(keys.size() / KEY_BYTES, most);
+  const auto levels = std::make_unique_for_overwrite<uint8_t[]>(n);
   size_t count = 0;
   {
-    const ReleasedGil released;
-    count = index.lookup(packed, n, reinterpret_cast<uint8_t*>(levels.data()));
+    const GilReleasedOver released(n * KEY_BYTES);
+    count = index.lookup(static_cast<const uint8_t*>(keys.data()), n, levels.get());
   }
-  return {count, nb::bytes(levels.data(), count)};
+  return nb::bytes(levels.get(), count);
 }
 
 std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& keys, size_t end, size_t length, bool here) {
@@ -173,8 +173,9 @@ void bind_index_view(nb::module_& module) {
              return std::const_pointer_cast<IndexView>(index);
            }),
            "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
-      .def("lookup", &lookup, "keys"_a,
-           "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
+      .def("lookup", &lookup, "keys"_a, "most"_a = UINT32_MAX,
+           "The level of each chunk of the run of readable chunks from the first key on, of the first `most` at most. GIL released "
+           "over many.")
       .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a, "here"_a = true,
            "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level "
            "of each of them; here: on this node, otherwise on another one, too. GIL released.")

@@ -9,6 +9,9 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <optional>
+
 namespace kvpool {
 
 class ReleasedGil {
@@ -28,6 +31,21 @@ class ReleasedGil {
 
  private:
   PyThreadState* const state_;
+};
+
+// The GIL given back over work on many bytes, and kept over a few: who gives it back may wait milliseconds for it (5 ms, Python's switch
+// interval, beside a thread that computes), which is more than all of a short call.
+class GilReleasedOver {
+ public:
+  explicit GilReleasedOver(size_t bytes) noexcept {
+    if (bytes > BYTES_KEPT) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  static constexpr size_t BYTES_KEPT = size_t{64} << 10;  // hashed in about 10 us
+  std::optional<ReleasedGil> released_;
 };
 
 }  // namespace kvpool

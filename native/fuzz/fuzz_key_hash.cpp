@@ -25,14 +25,18 @@ void check_leaves(const std::vector<int32_t>& tokens, size_t chunk_tokens) {
   }
   const uint8_t parent[HASH_BYTES] = {7};
   Hash keys(leaves.size());
-  chain_keys(parent, leaves.data(), chunks, keys.data());
+  chain_keys(parent, 1, leaves.data(), chunks, keys.data());
+  Hash leaves_at_once(leaves.size());
+  Hash keys_at_once(leaves.size());
+  hash_chunks(tokens.data(), chunk_tokens, chunks, parent, leaves_at_once.data(), keys_at_once.data());
+  FUZZ_EXPECT(leaves_at_once == leaves && keys_at_once == keys);
   const size_t first = chunks / 2;
   if (first > 0) {
     Hash rest((chunks - first) * HASH_BYTES);
-    chain_keys(&keys[(first - 1) * HASH_BYTES], leaves.data() + first * HASH_BYTES, chunks - first, rest.data());
+    chain_keys(&keys[(first - 1) * HASH_BYTES], 1, leaves.data() + first * HASH_BYTES, chunks - first, rest.data());
     FUZZ_EXPECT(std::equal(rest.begin(), rest.end(), keys.begin() + static_cast<std::ptrdiff_t>(first * HASH_BYTES)));
   }
-  chain_keys(parent, leaves.data(), chunks, leaves.data());
+  chain_keys(parent, 1, leaves.data(), chunks, leaves.data());
   FUZZ_EXPECT(leaves == keys);
 }
 

@@ -10,10 +10,10 @@
 namespace kvpool {
 namespace blake3_detail {
 #if defined(__x86_64__)
-void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
-void hash_chunk_avx512(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
+void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
+void hash_chunk_avx512(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
 #elif defined(__aarch64__)
-void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
+void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
 #endif
 }  // namespace blake3_detail
 
@@ -41,20 +41,22 @@ void hash_chunk_scalar(const HashWords& key, const ChunkWork& work, uint32_t* ou
   std::copy(cv, cv + 8, out);
 }
 
-void hash_chunk(LaneWidth width, const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept {
+void hash_chunk(LaneWidth width, const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out,
+                PairChain* chain) noexcept {
 #if defined(__x86_64__)
   if (width == LaneWidth::AVX512) {
-    return hash_chunk_avx512(key, work, count, out);
+    return hash_chunk_avx512(key, work, count, out, chain);
   }
   if (width == LaneWidth::AVX2) {
-    return hash_chunk_avx2(key, work, count, out);
+    return hash_chunk_avx2(key, work, count, out, chain);
   }
 #elif defined(__aarch64__)
   if (width == LaneWidth::NEON) {
-    return hash_chunk_neon(key, work, count, out);
+    return hash_chunk_neon(key, work, count, out, chain);
   }
 #endif
   KVPOOL_DCHECK(count == 1);
+  static_cast<void>(chain);  // one input leaves no room beside it
   hash_chunk_scalar(key, work, out);
 }
 
@@ -106,7 +108,8 @@ LaneWidth best_width() noexcept {
 }
 
 // A group of at most 16 inputs of more than one chunk: every chunk of all of them side by side, then each one's tree.
-void hash_trees(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out) {
+void hash_trees(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out,
+                PairChain* chain) {
   const size_t chunks = (size + BLAKE3_CHUNK_BYTES - 1) / BLAKE3_CHUNK_BYTES;
   std::vector<uint32_t> values(count * chunks * 8);
   std::array<uint32_t, 16 * 8> row;
@@ -114,7 +117,7 @@ void hash_trees(LaneWidth width, const HashKey& key, const uint8_t* data, size_t
     const size_t offset = chunk * BLAKE3_CHUNK_BYTES;
     const ChunkWork work = {data + offset, size, std::min(BLAKE3_CHUNK_BYTES, size - offset), chunk,
                             key.keyed ? KEYED_HASH : 0};
-    hash_chunk(width, key.words, work, count, row.data());
+    hash_chunk(width, key.words, work, count, row.data(), chain);
     for (size_t input = 0; input < count; ++input) {
       std::copy_n(&row[input * 8], 8, &values[(input * chunks + chunk) * 8]);
     }
@@ -143,20 +146,35 @@ void blake3_hash_many(const HashKey& key, const uint8_t* data, size_t size, size
   blake3_hash_many_with(best_width(), key, data, size, count, out);
 }
 
+void blake3_hash_many_beside(const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out,
+                             PairChain& chain) noexcept {
+  blake3_hash_many_with(best_width(), key, data, size, count, out, &chain);
+}
+
+void blake3_hash_pairs(PairChain& chain) noexcept {
+  while (chain.ready > 0) {
+    uint32_t cv[8];
+    uint32_t m[16];
+    begin_pair(chain, cv, m);
+    compress(cv, m, 0, BLOCK_BYTES, pair_flags(chain));
+    end_pair(chain, cv);
+  }
+}
+
 void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count,
-                           uint8_t* out) noexcept {
+                           uint8_t* out, PairChain* chain) noexcept {
   const size_t lanes = static_cast<size_t>(width);
   for (size_t first = 0; first < count; first += lanes) {
     const size_t group = std::min(lanes, count - first);
     const uint8_t* input = size == 0 ? &NO_DATA : data + first * size;
     uint8_t* target = out + first * HASH_BYTES;
     if (size > BLAKE3_CHUNK_BYTES) {
-      hash_trees(width, key, input, size, group, target);
+      hash_trees(width, key, input, size, group, target, chain);
       continue;
     }
     const ChunkWork work = {input, size, size, 0, ROOT | (key.keyed ? KEYED_HASH : 0)};
     std::array<uint32_t, 16 * 8> values;
-    hash_chunk(width, key.words, work, group, values.data());
+    hash_chunk(width, key.words, work, group, values.data(), chain);
     std::memcpy(target, values.data(), group * HASH_BYTES);
   }
 }

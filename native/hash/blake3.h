@@ -33,14 +33,31 @@ void blake3_hash(const HashKey& key, const uint8_t* data, size_t size, uint8_t o
 // out + 32 i = H(data + size i) for i in [0, count): count inputs of equal size, one behind the other.
 void blake3_hash_many(const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out) noexcept;
 
+// A chain of hashes of pairs: result_i = H(result_{i-1} || input_i), inputs and results of 32 bytes, one behind the other.
+// One step waits for the other and leaves most of a processor idle, so steps may be taken beside other hashes.
+struct PairChain {
+  HashKey key;
+  HashWords link;       // the last result; at first what is before the first one
+  const uint8_t* next;  // the next input
+  size_t ready;         // inputs that are there, and have no result yet
+  uint8_t* results;     // where the next result goes; may be where its input is
+};
+
+// blake3_hash_many, with steps of the chain beside it: as many as are ready and find a place, at least none.
+void blake3_hash_many_beside(const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out,
+                             PairChain& chain) noexcept;
+
+// All the steps that are ready.
+void blake3_hash_pairs(PairChain& chain) noexcept;
+
 // The width that blake3_hash_many uses on this machine: "avx512", "avx2", "neon" or "scalar".
 [[nodiscard]] const char* blake3_lanes() noexcept;
 
 enum class LaneWidth : uint8_t { SCALAR = 1, NEON = 4, AVX2 = 8, AVX512 = 16 };
 
-// For tests: hash_many with a chosen width. REQUIRES: the machine has it.
+// For tests: hash_many with a chosen width, beside a chain or nullptr. REQUIRES: the machine has it.
 void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count,
-                           uint8_t* out) noexcept;
+                           uint8_t* out, PairChain* chain = nullptr) noexcept;
 [[nodiscard]] bool blake3_supports(LaneWidth width) noexcept;
 
 }  // namespace kvpool

@@ -5,8 +5,8 @@ namespace kvpool::blake3_detail {
 
 using Lanes8 = uint32_t __attribute__((vector_size(32)));
 
-void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept {
-  hash_chunk_of_lanes<Lanes8, 8>(key, work, count, out);
+void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept {
+  hash_chunk_of_lanes<Lanes8, 8>(key, work, count, out, chain);
 }
 
 }  // namespace kvpool::blake3_detail

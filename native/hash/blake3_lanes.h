@@ -85,20 +85,81 @@ template <typename Lanes, size_t... Round>
   (mix_round<Lanes, Round>(v, m), ...);
 }
 
+template <typename Lanes, size_t... Round>
+[[gnu::always_inline]] inline void mix_rounds_beside(Lanes (&v)[16], const Lanes (&m)[16], uint32_t (&pair)[16],
+                                                     const uint32_t (&pair_m)[16],
+                                                     std::index_sequence<Round...>) noexcept {
+  ((mix_round<Lanes, Round>(v, m), mix_round<uint32_t, Round>(pair, pair_m)), ...);
+}
+
+// The state before the rounds of a block.
+template <typename Lanes>
+[[gnu::always_inline]] inline void begin_block(Lanes (&v)[16], const Lanes (&cv)[8], uint64_t counter, uint32_t size,
+                                               uint32_t flags) noexcept {
+  const Lanes zero = cv[0] ^ cv[0];
+  for (size_t i = 0; i < 8; ++i) {
+    v[i] = cv[i];
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    v[8 + i] = zero + IV[i];
+  }
+  v[12] = zero + static_cast<uint32_t>(counter);
+  v[13] = zero + static_cast<uint32_t>(counter >> 32);
+  v[14] = zero + size;
+  v[15] = zero + flags;
+}
+
+template <typename Lanes>
+[[gnu::always_inline]] inline void end_block(Lanes (&cv)[8], const Lanes (&v)[16]) noexcept {
+  for (size_t i = 0; i < 8; ++i) {
+    cv[i] = v[i] ^ v[i + 8];
+  }
+}
+
 // The chaining value `cv` after one block with message words `m`.
 template <typename Lanes>
 [[gnu::always_inline]] inline void compress(Lanes (&cv)[8], const Lanes (&m)[16], uint64_t counter, uint32_t size,
                                             uint32_t flags) noexcept {
-  const Lanes zero = cv[0] ^ cv[0];
-  Lanes v[16] = {cv[0],        cv[1],        cv[2],        cv[3],
-                 cv[4],        cv[5],        cv[6],        cv[7],
-                 zero + IV[0], zero + IV[1], zero + IV[2], zero + IV[3],
-                 zero + static_cast<uint32_t>(counter), zero + static_cast<uint32_t>(counter >> 32),
-                 zero + size,  zero + flags};
+  Lanes v[16];
+  begin_block(v, cv, counter, size, flags);
   mix_rounds(v, m, std::make_index_sequence<ROUNDS>{});
-  for (size_t i = 0; i < 8; ++i) {
-    cv[i] = v[i] ^ v[i + 8];
-  }
+  end_block(cv, v);
+}
+
+// The block of a chain's next pair, and its value before it.
+[[gnu::always_inline]] inline void begin_pair(const PairChain& chain, uint32_t (&cv)[8], uint32_t (&m)[16]) noexcept {
+  std::memcpy(cv, chain.key.words.data(), HASH_BYTES);
+  std::memcpy(m, chain.link.data(), HASH_BYTES);
+  std::memcpy(m + 8, chain.next, HASH_BYTES);
+}
+
+[[gnu::always_inline]] inline void end_pair(PairChain& chain, const uint32_t (&cv)[8]) noexcept {
+  std::memcpy(chain.link.data(), cv, HASH_BYTES);
+  std::memcpy(chain.results, cv, HASH_BYTES);
+  chain.results += HASH_BYTES;
+  chain.next += HASH_BYTES;
+  --chain.ready;
+}
+
+[[gnu::always_inline]] inline uint32_t pair_flags(const PairChain& chain) noexcept {
+  return CHUNK_START | CHUNK_END | ROOT | (chain.key.keyed ? KEYED_HASH : 0);
+}
+
+// `compress`, with a step of the chain between its rounds. REQUIRES: the chain has one that is ready.
+template <typename Lanes>
+[[gnu::always_inline]] inline void compress_beside(Lanes (&cv)[8], const Lanes (&m)[16], uint64_t counter, uint32_t size,
+                                                   uint32_t flags, PairChain& chain) noexcept {
+  uint32_t pair_cv[8];
+  uint32_t pair_m[16];
+  begin_pair(chain, pair_cv, pair_m);
+  Lanes v[16];
+  uint32_t pair[16];
+  begin_block(v, cv, counter, size, flags);
+  begin_block(pair, pair_cv, 0, BLOCK_BYTES, pair_flags(chain));
+  mix_rounds_beside(v, m, pair, pair_m, std::make_index_sequence<ROUNDS>{});
+  end_block(cv, v);
+  end_block(pair_cv, pair);
+  end_pair(chain, pair_cv);
 }
 
 }  // namespace kvpool::blake3_detail

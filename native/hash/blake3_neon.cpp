@@ -5,8 +5,8 @@ namespace kvpool::blake3_detail {
 
 using Lanes4 = uint32_t __attribute__((vector_size(16)));
 
-void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept {
-  hash_chunk_of_lanes<Lanes4, 4>(key, work, count, out);
+void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept {
+  hash_chunk_of_lanes<Lanes4, 4>(key, work, count, out, chain);
 }
 
 }  // namespace kvpool::blake3_detail

@@ -42,8 +42,10 @@ template <typename Lanes, size_t N>
 }
 
 // The chaining values of one chunk of each of `count` inputs, 8 words an input. REQUIRES: 1 <= count <= N.
+// `chain`: steps of it are taken beside the blocks; nullptr: there is none.
 template <typename Lanes, size_t N>
-inline void hash_chunk_of_lanes(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept {
+inline void hash_chunk_of_lanes(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out,
+                                PairChain* chain) noexcept {
   const uint8_t* inputs[N];
   for (size_t lane = 0; lane < N; ++lane) {
     inputs[lane] = work.data + work.stride * std::min(lane, count - 1);
@@ -71,7 +73,11 @@ inline void hash_chunk_of_lanes(const HashWords& key, const ChunkWork& work, siz
     const bool is_last = block + 1 == blocks;
     const uint32_t flags = (work.flags & ~ROOT) | (block == 0 ? CHUNK_START : 0) |
                            (is_last ? CHUNK_END | (work.flags & ROOT) : 0);
-    compress(cv, m, work.counter, static_cast<uint32_t>(size), flags);
+    if (chain != nullptr && chain->ready > 0) {
+      compress_beside(cv, m, work.counter, static_cast<uint32_t>(size), flags, *chain);
+    } else {
+      compress(cv, m, work.counter, static_cast<uint32_t>(size), flags);
+    }
   }
   for (size_t lane = 0; lane < count; ++lane) {
     for (size_t i = 0; i < 8; ++i) {

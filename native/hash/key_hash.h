@@ -23,8 +23,14 @@ void hash_leaves(const int32_t* tokens, size_t chunk_tokens, size_t chunks, uint
 // The same for 64-bit tokens. False, and nothing promised about `leaves`, if one does not fit 32 bits.
 [[nodiscard]] bool hash_leaves(const int64_t* tokens, size_t chunk_tokens, size_t chunks, uint8_t* leaves);
 
-// keys + 32 i = the key of chunk i. `keys` may be `leaves`.
-void chain_keys(const uint8_t parent[HASH_BYTES], const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept;
+// keys + 32 (chunks r + i) = the key of chunk i behind parent r, for so many `chains`. Of one, `keys` may be `leaves`.
+void chain_keys(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept;
+
+// hash_leaves and chain_keys of one chain, in about the time of the first of them.
+void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
+                 uint8_t* leaves, uint8_t* keys) noexcept;
+[[nodiscard]] bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
+                               uint8_t* leaves, uint8_t* keys);
 
 void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t size, uint8_t out[HASH_BYTES]);
 

@@ -19,47 +19,39 @@ Residency read_residency(const StoredResidency& stored) noexcept {
   return {load_acquire(stored.generation), {load_acquire(stored.region), load_acquire(stored.number)}};
 }
 
-// Reads one slot whole, and `beside` what belongs to it. Returns IN_FLUX where the writer was at it, ABSENT where it is empty or
-// another key's.
-template <typename Beside>
-Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEntry& entry, const Beside& beside) noexcept {
+// Reads one slot, and has `take` read what is wanted of it where it is the key's. Returns IN_FLUX where the writer was at it: what was
+// taken then may be of two entries. ABSENT where it is empty or another key's.
+template <typename Take>
+[[gnu::always_inline]] inline Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, const Take& take) noexcept {
   empty = false;
   const uint32_t seq = load_acquire(slot.seq);
   if (seq % 2 != 0) {
     return Look::IN_FLUX;
   }
   const uint64_t generation = load_acquire(slot.generation);
-  bool equal = true;
+  uint64_t difference = 0;
   for (size_t word = 0; word < 4; ++word) {
-    equal = equal && load_acquire(slot.key.words[word]) == key.words[word];
+    difference |= load_acquire(slot.key.words[word]) ^ key.words[word];
   }
-  const uint32_t record = load_acquire(slot.record);
-  const uint32_t number = load_acquire(slot.number);
-  const uint8_t region = load_acquire(slot.region);
-  const uint8_t tiers = load_acquire(slot.tiers);
-  if (equal) {
-    beside();
+  if (difference == 0) {
+    take(slot, generation);
   }
   if (load_acquire(slot.seq) != seq) {
     return Look::IN_FLUX;
   }
   empty = generation == 0;
-  if (empty || !equal) {
-    return Look::ABSENT;
-  }
-  entry = {RecordId(record), generation, number == UINT32_MAX ? SlotAddress() : SlotAddress{region, number}, tiers};
-  return Look::FOUND;
+  return empty || difference != 0 ? Look::ABSENT : Look::FOUND;
 }
 
-// One walk along the probe sequence. `beside(position)` reads what belongs to the slot there.
-template <typename Beside>
-Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const ChunkKey& key, TableEntry& entry,
-               const Beside& beside) noexcept {
+// One walk along the probe sequence.
+template <typename Take>
+[[gnu::always_inline]] inline Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const ChunkKey& key,
+                                             const Take& take) noexcept {
   Look result = Look::ABSENT;
   uint64_t position = home;
   for (uint64_t step = 0; step < MAX_PROBE; ++step, position = position + 1 == count ? 0 : position + 1) {
     bool empty = false;
-    const Look look = read_slot(slots[position], key, empty, entry, [&] { beside(position); });
+    const Look look = read_slot(slots[position], key, empty, take);
     if (look == Look::FOUND) {
       return look;
     }
@@ -71,6 +63,13 @@ Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const Chun
     }
   }
   return result;
+}
+
+TableEntry entry_in(const TableSlot& slot, uint64_t generation) noexcept {
+  const uint32_t number = load_acquire(slot.number);
+  const uint8_t region = load_acquire(slot.region);
+  return {RecordId(load_acquire(slot.record)), generation,
+          number == UINT32_MAX ? SlotAddress() : SlotAddress{region, number}, load_acquire(slot.tiers)};
 }
 
 }  // namespace
@@ -103,24 +102,31 @@ std::optional<TableEntry> IndexView::find(const ChunkKey& key) const noexcept {
   return find_from(home_of(key, seed_, shape_.slots), key);
 }
 
-std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& key) const noexcept {
-  return find_with(home, key, [](uint64_t) {});
-}
-
-template <typename Beside>
-std::optional<TableEntry> IndexView::find_with(uint64_t home, const ChunkKey& key, const Beside& beside) const noexcept {
-  TableEntry entry{};
+template <typename Take>
+bool IndexView::find_with(uint64_t home, const ChunkKey& key, const Take& take) const noexcept {
   for (uint32_t look = 0; look < MAX_LOOKS; ++look) {
     const uint64_t moves = load_acquire(header_->moves);
-    const Look result = look_once(slots_, shape_.slots, home, key, entry, beside);
+    const Look result = look_once(slots_, shape_.slots, home, key, take);
     if (result == Look::FOUND) {
-      return entry;
+      return true;
     }
     if (result == Look::ABSENT && load_acquire(header_->moves) == moves) {
-      return std::nullopt;
+      return false;
     }
   }
-  return std::nullopt;
+  return false;
+}
+
+std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& key) const noexcept {
+  TableEntry entry{};
+  const bool is_found =
+      find_with(home, key, [&](const TableSlot& slot, uint64_t generation) { entry = entry_in(slot, generation); });
+  return is_found ? std::optional(entry) : std::nullopt;
+}
+
+uint8_t IndexView::tiers_from(uint64_t home, const ChunkKey& key) const noexcept {
+  uint8_t tiers = 0;
+  return find_with(home, key, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); }) ? tiers : uint8_t{0};
 }
 
 std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) const noexcept {
@@ -132,7 +138,7 @@ std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) co
   Residency found{};
   const auto level = static_cast<size_t>(tier);
   if (further_ == nullptr || level >= TIER_LEVELS ||
-      !find_with(home, key, [&](uint64_t position) { found = read_residency(further_[position].of_level[level]); })) {
+      !find_with(home, key, [&](const TableSlot& slot, uint64_t) { found = read_residency(further_[&slot - slots_].of_level[level]); })) {
     return std::nullopt;
   }
   return found.generation == 0 ? std::nullopt : std::optional(found);
@@ -185,9 +191,8 @@ size_t IndexView::lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels
   for (size_t index = here + 1; index < n; ++index) {
     const Places place = places[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    const auto entry = find_from(place.home, key_at(index));
-    if (entry && entry->tiers != 0) {
-      levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    if (const uint8_t tiers = tiers_from(place.home, key_at(index)); tiers != 0) {
+      levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
     } else if (remote_->has(place.remote)) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);
     } else {
@@ -212,11 +217,11 @@ size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) co
   for (size_t index = 0; index < n; ++index) {
     const uint64_t home = homes[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    const auto entry = find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    if (!entry || entry->tiers == 0) {
+    const uint8_t tiers = tiers_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (tiers == 0) {
       return index;
     }
-    levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
   }
   return n;
 }
@@ -241,9 +246,8 @@ size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, bool 
       prefetch(index - ahead);
     }
     const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
-    const auto entry = find_from(home, key);
-    if (entry && entry->tiers != 0) {
-      levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    if (const uint8_t tiers = tiers_from(home, key); tiers != 0) {
+      levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
     } else if (remote != nullptr && remote->has(remote->place_of(key))) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);
     } else {

@@ -26,13 +26,13 @@ class Index:
     def __init__(self) -> None:
         self.levels: dict[bytes, int] = {}
 
-    def lookup(self, column: bytes) -> tuple[int, bytes]:
+    def lookup(self, column: bytes, most: int | None = None) -> bytes:
         found = []
-        for key in KeyColumn(column):
+        for key in KeyColumn(column)[:most]:
             if key not in self.levels:
                 break
             found.append(self.levels[key])
-        return len(found), bytes(found)
+        return bytes(found)
 
     def last_run(self, column: bytes, end: int, length: int, here: bool) -> tuple[int, bytes]:
         keys = KeyColumn(column)

@@ -60,7 +60,7 @@ class Store:
         return made.states
 
     def find(self, names: Sequence[int]) -> int:
-        return self.view.lookup(keys(names))[0]
+        return len(self.view.lookup(keys(names)))
 
     def verify(self) -> None:
         assert self.directory.verify() == []

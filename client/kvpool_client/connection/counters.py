@@ -44,12 +44,14 @@ class Counters:
     def count_lookup(self, asked: int, tiers: bytes) -> None:
         """A lookup of `asked` chunks found `tiers`: the level of each chunk of the hit."""
         with self._lock:
-            self._add("lookups", 1)
-            self._add("lookup_hit_chunks", len(tiers))
-            self._unsent[usage.LOOKUPS] += 1
+            totals, unsent = self._totals, self._unsent
+            totals["lookups"] = totals.get("lookups", 0) + 1
+            totals["lookup_hit_chunks"] = totals.get("lookup_hit_chunks", 0) + len(tiers)
+            unsent[usage.LOOKUPS] += 1
             if self._counts_chunks:
-                self._unsent[usage.LOOKUP_CHUNKS] += asked
-                self._add_levels(usage.HIT_CHUNKS, tiers)
+                unsent[usage.LOOKUP_CHUNKS] += asked
+                if tiers:
+                    self._add_levels(usage.HIT_CHUNKS, tiers)
             self._has_unsent = True
 
     def count_load(self, tiers: bytes, result: LoadResult) -> None:
@@ -110,6 +112,8 @@ class Counters:
         """Most hits are in one tier: then one pass over the bytes is enough."""
         in_dram = tiers.count(_DRAM)
         self._unsent[first + _DRAM] += in_dram
-        for level in range(LEVELS) if in_dram != len(tiers) else ():
+        if in_dram == len(tiers):
+            return
+        for level in range(LEVELS):
             if level != _DRAM:
                 self._unsent[first + level] += tiers.count(level)

@@ -24,6 +24,7 @@ import numpy as np
 from kvpool import failpoint
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.errors import KVPoolError, LayoutMismatch, Refused
+from kvpool.keys import DEFAULT_DOMAIN
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.counters import Counters
@@ -54,6 +55,7 @@ class Link:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._session: Session | None = None  # guarded by _lock
+        self.domain = DEFAULT_DOMAIN  # of the last session, which roots keys; set before the session is
         self._leases_in_use: dict[int, int] = {}  # guarded by _lock
         self._renewal = Deadline(0.0)  # guarded by _lock
         self._report_pause = Deadline(0.0)
@@ -210,6 +212,8 @@ class Link:
             return
         self._retry_s, self._fault = RETRY_S, ""
         self.last_error = session.shortcoming or self.last_error
+        if session.welcome.domain != self.domain:
+            self.domain = session.welcome.domain
         with self._lock:
             previous, self._session = self._session, session
             self._leases_in_use.clear()

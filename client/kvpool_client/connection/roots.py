@@ -7,6 +7,7 @@ import threading
 
 from kvpool.keys import root_key
 from kvpool.layout import Layout
+from kvpool_client.connection.link import Link
 
 ROOTS_MAX = 4096
 
@@ -34,3 +35,23 @@ class Roots:
             if len(self._known) >= ROOTS_MAX:
                 self._known.clear()
             return self._known.setdefault(wanted, roots)
+
+
+class ScopedRoots:
+    """The roots of one salt and adapter in the daemon's domain, for which a KeyChain asks whenever its keys are used."""
+
+    __slots__ = ("_adapter", "_known", "_link", "_roots", "_salt")
+
+    def __init__(self, roots: Roots, link: Link, *, salt: bytes, adapter: str) -> None:
+        self._roots, self._link, self._salt, self._adapter = roots, link, salt, adapter
+        domain = link.domain
+        self._known = domain, roots.of(domain, salt, adapter)  # replaced, never changed
+
+    def __call__(self) -> tuple[bytes, ...]:
+        """The current ones; the same object while the domain is the same."""
+        domain, roots = self._known
+        if self._link.domain is not domain:
+            domain = self._link.domain
+            roots = self._roots.of(domain, self._salt, self._adapter)
+            self._known = domain, roots
+        return roots

@@ -36,6 +36,7 @@ from kvpool_client.connection.peer_pace import PeerPace, pace_in
 from kvpool_client.connection.reserved_saves import ReservedSaves
 
 Answer = TypeVar("Answer")
+Record = TypeVar("Record")
 # The longest part of a caller's time that it waits for other threads' requests.
 TURN_FRACTION = 0.5
 # Refusals after which the daemon reads nothing from the connection.
@@ -131,11 +132,8 @@ class Session:
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, unless only other threads'
         requests took that long) or Refused (the session goes on)."""
-        return self._round_trip(
-            self._timeout_s if timeout_s is None else timeout_s,
-            type(request).__name__,
-            lambda left_s: self._connection.call(request, answer, left_s),
-        )
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._round_trip(limit_s, self._connection.call, request, answer)
 
     @property
     def has_peers(self) -> bool:
@@ -162,11 +160,8 @@ class Session:
         return self._open_memory(uuid)
 
     def _open_memory(self, uuid: bytes) -> tuple[mm.Memory, int]:
-        return self._round_trip(
-            self._timeout_s,
-            mm.OpenMemory.__name__,
-            lambda left_s: self._connection.call_for_descriptor(mm.OpenMemory(uuid), mm.Memory, left_s),
-        )
+        call = self._connection.call_for_descriptor
+        return self._round_trip(self._timeout_s, call, mm.OpenMemory(uuid), mm.Memory)
 
     def notify(self, record: object) -> bool:
         """Send a record that has no answer, before every later request; never waits. False: it will never be sent."""
@@ -268,15 +263,22 @@ class Session:
         if fd >= 0:
             os.close(fd)
 
-    def _round_trip(self, limit_s: float, what: str, call: Callable[[float], Answer]) -> Answer:
+    def _round_trip(
+        self,
+        limit_s: float,
+        call: Callable[[object, type[Record], float], Answer],
+        request: object,
+        wanted: type[Record],
+    ) -> Answer:
+        """`call(request, wanted, left_s)` in this thread's turn."""
         left_s = self._take_turn(limit_s)
         self._turns += 1
-        self._under_way, self._thread = what, threading.get_ident()
+        self._under_way, self._thread = type(request).__name__, threading.get_ident()
         fault = "a request was interrupted"
         try:
             if self._outbox:
                 left_s = self._send_before(left_s)
-            answer = call(left_s)
+            answer = call(request, wanted, left_s)
             fault = ""
         except Refused as error:
             fault = str(error) if error.code in ENDING_CODES else ""
@@ -306,7 +308,7 @@ class Session:
                     raise DaemonUnreachable(self.end_reason)
                 raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, others))
             left_s = deadline.remaining_s()
-        if not self.is_alive:
+        if not self._is_alive:
             self._turn.release()
             raise DaemonUnreachable("the connection to the daemon has ended")
         return left_s

@@ -54,7 +54,7 @@ COPY_BYTES_PER_S_GUESS = 4e9
 CPU_SECONDS_TO_TRUST = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class EngineBlocks:
     """Checked engine memory: `block_ids` has the same number of ids for each chunk. `cache` None: one array."""
 
@@ -67,14 +67,14 @@ class EngineBlocks:
         """The device's; None where the CPU reads and writes it."""
         return self.cache.side if self.cache is not None else None
 
-    def of_chunks(self, chosen: list[int], chunks: int) -> npt.NDArray[np.int64]:
+    def of_chunks(self, chosen: Sequence[int], chunks: int) -> npt.NDArray[np.int64]:
         """The ids of some of the chunks."""
         if len(chosen) == chunks:
             return self.block_ids
         return np.ascontiguousarray(self.block_ids.reshape(chunks, -1)[chosen].reshape(-1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ReservedSlots:
     """Slots that a save may write: of which `run` of which reservation, their offsets in the arena, and the engine's blocks
     for them."""

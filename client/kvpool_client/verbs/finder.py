@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn
+from kvpool.key_column import KeyColumn, keys_in
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
@@ -28,12 +28,12 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
-from kvpool_client.verbs.results import Hit
-from kvpool_client.verbs.store_search import ELSEWHERE_MAX, Levels, StoreSearch, can_search
+from kvpool_client.verbs.results import LEVELS_HERE, Hit
+from kvpool_client.verbs.store_search import ELSEWHERE_MAX, StoreSearch, can_search
 
 log = logging.getLogger(__name__)
 
-_NO_TIERS = np.empty(0, np.uint8)
+_DRAM_ALONE = bytes([DRAM])
 
 
 class Finder:
@@ -44,6 +44,7 @@ class Finder:
     ) -> None:
         """`timeout_s`: of a round trip. Logs a warning where leases have fewer holds than the windows of a long prompt need."""
         self._layout = layout
+        self._chunk_tokens = layout.chunk_tokens
         self._link = link
         self._counters = counters
         ranks = len(layout.ranks)
@@ -79,12 +80,12 @@ class Finder:
 
     def lookup(self, keys: KeyChain, owner: str = "", *, chunks_max: int | None = None, is_counted: bool = True) -> Hit:
         """See `Pool.lookup`. `is_counted`: in the usage that hit rates are made of."""
-        session = self._link.session
+        session, asked = self._link.session, len(keys)
         if session is None:
-            return self.find(None, keys)
-        hit = self.find_or_seek(session, keys, chunks_max, owner=owner)
+            return self._hit(None, b"", keys, 0)
+        hit = self._find_or_seek(session, keys, self._most(asked, chunks_max), owner)
         if is_counted:
-            self._counters.count_lookup(len(keys), hit.tiers.tobytes())
+            self._counters.count_lookup(asked, hit.tiers.tobytes())
         return hit
 
     def lookup_each(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
@@ -94,22 +95,25 @@ class Finder:
         if session is None or not chains:
             return []
         columns = zip(*(keys.columns() for keys in chains), strict=True)
-        tiers = self._run(session, [b"".join(of_chains) for of_chains in columns])
+        joined = [b"".join(of_chains) for of_chains in columns]
+        levels = self._run(session, joined, keys_in(joined[0]))
         ends = np.cumsum([len(keys) for keys in chains])
-        elsewhere = np.flatnonzero(tiers >= PEER)
-        whole = int(np.searchsorted(ends, elsewhere[0] if len(elsewhere) else len(tiers), side="right"))
+        here = len(levels) - len(levels.lstrip(LEVELS_HERE))
+        whole = int(np.searchsorted(ends, here, side="right"))
         hits = [
-            self._hit(None, tiers[end - len(keys) : end], keys, len(keys))
+            self._hit(None, levels[end - len(keys) : end], keys, len(keys))
             for keys, end in zip(chains[:whole], ends.tolist(), strict=False)
         ]
         if hits and is_counted:
-            found = tiers[: ends[whole - 1]].tobytes()
+            found = levels[: ends[whole - 1]]
             self._counters.count_lookup(len(found), found)
         return hits
 
     def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None, *, owner: str = "") -> Hit:
         """The hit with what the shared store has, where there is one, and all of it where an `owner` is named. Not counted."""
-        most = self._most(keys, chunks_max)
+        return self._find_or_seek(session, keys, self._most(len(keys), chunks_max), owner)
+
+    def _find_or_seek(self, session: Session, keys: KeyChain, most: int, owner: str) -> Hit:
         hit = self._find(session, keys, most)
         if hit.chunks >= most:
             return hit
@@ -120,35 +124,33 @@ class Finder:
             return hit
         columns = [KeyColumn(column)[:most] for column in keys.columns()]
         tiers, full = self._store.search(session, columns, hit.tiers, hit.full_chunks)
-        return hit if (len(tiers), full) == (hit.chunks, hit.full_chunks) else self._hit(session, tiers, keys, full)
+        has_more = (len(tiers), full) != (hit.chunks, hit.full_chunks)
+        return self._hit(session, tiers.tobytes(), keys, full) if has_more else hit
 
     def find(
         self, session: Session | None, keys: KeyChain, chunks_max: int | None = None, *, is_here: bool = False
     ) -> Hit:
         """The hit, which is not counted; `is_here`: of this node's chunks alone. A miss while the daemon is away."""
-        end = self._most(keys, chunks_max) if session is not None else 0
-        return self._find(session, keys, end, is_here=is_here)
+        if session is None:
+            return self._hit(None, b"", keys, 0)
+        return self._find(session, keys, self._most(len(keys), chunks_max), is_here=is_here)
 
-    def _find(self, session: Session | None, keys: KeyChain, end: int, *, is_here: bool = False) -> Hit:
+    def _find(self, session: Session, keys: KeyChain, end: int, *, is_here: bool = False) -> Hit:
         """The hit of `end` chunks at most."""
-        if session is None or not end:
-            return self._hit(session, _NO_TIERS, keys, 0)
-        most = end
+        if not end:
+            return self._hit(session, b"", keys, 0)
         columns = keys.columns()
         full_columns = [columns[number] for number in self._full] if self._others else columns
-        tiers = self._run(session, full_columns)[:end] if full_columns else np.full(end, DRAM, np.uint8)
-        if is_here and len(elsewhere := np.flatnonzero(tiers >= PEER)):
-            tiers = tiers[: elsewhere[0]]
-        full = len(tiers)
+        levels = self._run(session, full_columns, end) if full_columns else _DRAM_ALONE * end
+        if is_here:
+            levels = levels[: len(levels) - len(levels.lstrip(LEVELS_HERE))]
+        full = len(levels)
         if full and self._others:
-            end, found = self._windows(session, columns, full, is_here=is_here)
-            if sum(int((levels >= PEER).sum()) for levels in found) > ELSEWHERE_MAX:
-                return self._find(session, keys, most, is_here=True)
-            tiers = tiers[:end].copy()
-            for levels in found:
-                of_run = slice(end - len(levels), end)
-                tiers[of_run] = np.maximum(tiers[of_run], levels)
-        return self._hit(session, tiers, keys, full)
+            run_end, found = self._windows(session, columns, full, is_here=is_here)
+            if sum([len(of_run.translate(None, LEVELS_HERE)) for of_run in found]) > ELSEWHERE_MAX:
+                return self._find(session, keys, end, is_here=True)
+            levels = _slowest(levels[:run_end], found)
+        return self._hit(session, levels, keys, full)
 
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
@@ -169,22 +171,22 @@ class Finder:
             ]
         )
 
-    def _most(self, keys: KeyChain, chunks_max: int | None) -> int:
-        """How many chunks a hit may have."""
-        return min(len(keys), self.chunks_max if chunks_max is None else min(chunks_max, self.chunks_max))
+    def _most(self, asked: int, chunks_max: int | None) -> int:
+        """How many chunks a hit may have, of so many keys."""
+        most = self.chunks_max if chunks_max is None or chunks_max > self.chunks_max else chunks_max
+        return asked if asked < most else most
 
-    def _run(self, session: Session, columns: Sequence[bytes]) -> Levels:
-        """The level of each chunk of the leading run that all chains have, the slowest of theirs."""
-        found = [session.index.lookup(column) for column in columns]
-        if len(found) == 1:
-            return np.frombuffer(found[0][1], np.uint8)
-        shortest = min(count for count, _ in found)
-        slowest: Levels = np.maximum.reduce([np.frombuffer(levels, np.uint8)[:shortest] for _, levels in found])
-        return slowest
+    def _run(self, session: Session, columns: Sequence[bytes], end: int) -> bytes:
+        """The level of each chunk of the leading run that all chains have, `end` chunks at most: the slowest of theirs."""
+        levels = session.index.lookup(columns[0], end)
+        for column in columns[1:]:
+            of_chain = session.index.lookup(column, len(levels))
+            levels = _slowest(levels[: len(of_chain)], [of_chain])
+        return levels
 
     def _windows(
         self, session: Session, columns: Sequence[bytes], end: int, *, is_here: bool
-    ) -> tuple[int, list[Levels]]:
+    ) -> tuple[int, list[bytes]]:
         """The last end, `end` at most, before which each window and state has its chunks, and their levels; 0 and none where
         there is none."""
         found, before = [b""] * len(self._others), -1
@@ -192,10 +194,21 @@ class Finder:
             before = end
             for place, (number, run) in enumerate(self._others):
                 end, found[place] = session.index.last_run(columns[number], end, run, is_here)
-        return end, [np.frombuffer(levels, np.uint8) for levels in found] if end else []
+        return end, found if end else []
 
-    def _hit(self, session: Session | None, tiers: Levels, keys: KeyChain, full: int) -> Hit:
-        chunks, pace = len(tiers), None
-        if session is not None and chunks and tiers.item(chunks - 1) == PEER:
+    def _hit(self, session: Session | None, levels: bytes, keys: KeyChain, full: int) -> Hit:
+        chunks, pace = len(levels), None
+        if chunks and levels[-1] == PEER and session is not None:
             pace = session.peer_pace(keys.columns()[0], chunks - 1)
-        return Hit(chunks, chunks * self._layout.chunk_tokens, tiers, keys, pace, full_chunks=full)
+        return Hit(chunks, chunks * self._chunk_tokens, np.frombuffer(levels, np.uint8), keys, pace, "", full)
+
+
+def _slowest(levels: bytes, runs: Sequence[bytes]) -> bytes:
+    """The slower level of each chunk, by `levels` and by that of each run, whose last chunk is the last one of them."""
+    if all(levels.endswith(run) for run in runs):
+        return levels
+    slowest = np.frombuffer(levels, np.uint8).copy()
+    for run in runs:
+        of_run = slice(len(levels) - len(run), len(levels))
+        slowest[of_run] = np.maximum(slowest[of_run], np.frombuffer(run, np.uint8))
+    return slowest.tobytes()

@@ -57,5 +57,4 @@ class PendingChunks:
     def _is_stored(self, key: bytes) -> bool:
         """Whether this node has the chunk: its writer may have failed, and another node have it."""
         assert self._session is not None
-        _, levels = self._session.index.lookup(key)
-        return any(level < Level.PEER for level in levels)
+        return any(level < Level.PEER for level in self._session.index.lookup(key))

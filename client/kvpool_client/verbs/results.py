@@ -1,6 +1,6 @@
 """Results of the verbs. Miss, pending and declined are results here, never exceptions. Immutable; any thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,14 +11,19 @@ from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT, SaveState.PART)
-_LEVELS_HERE = bytes(range(PEER))
+# Their numbers alone: columns of bytes have those.
+_STORED, _PRESENT, _PART = map(int, STORED_STATES)
+_RESERVED, _CLIPPED = int(SaveState.RESERVED), int(RetainState.CLIPPED)
+LEVELS_HERE = bytes(range(PEER))  # of chunks that are on this node
 # By number; OTHER, which is a declined chunk, for a state that only a later version of the daemon has.
 SAVE_STATES = tuple(next((state for state in SaveState if state == code), SaveState.OTHER) for code in range(256))
+_KNOWN_STATES = bytes(SAVE_STATES)
 _REASONS = tuple(state.reason for state in SAVE_STATES)
+_WORDS = tuple(state.reason if state in STORED_STATES else "declined" for state in SAVE_STATES)
 _RETAIN_STATES = {int(state): state for state in RetainState}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Hit:
     """The longest run of present chunks from the root of a prompt: what `Pool.lookup` answers. True where it has a chunk.
 
@@ -26,7 +31,8 @@ class Hit:
     fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node that has the last chunk,
     where that is another one whose pace was measured. `owner`: the node that is asked for what is not known to be present, if
     one was named. `full_chunks`: what the full groups of the layout alone have; where that is more than `chunks`, windows and
-    states stored at that end would make it a hit. A hit is a hint: only `acquire` gives a right.
+    states stored at that end would make it a hit. A hit is a hint: only `acquire` gives a right. Nothing
+    changes one.
     """
 
     chunks: int
@@ -43,7 +49,12 @@ class Hit:
     @property
     def chunks_here(self) -> int:
         """How many leading chunks are on this node. What another node has is fetched with a lease, or is a miss then."""
-        return self.chunks - len(self.tiers.tobytes().lstrip(_LEVELS_HERE))
+        return self.chunks - len(self.tiers.tobytes().lstrip(LEVELS_HERE))
+
+
+def known_states(states: bytes) -> bytes:
+    """A column of SaveStates of the daemon's as this version knows them: OTHER for those that only a later one has."""
+    return states.translate(_KNOWN_STATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +114,20 @@ class SaveResult:
         )
 
     @classmethod
-    def of(cls, states: list[SaveState], retained: bytes = b"") -> "SaveResult":
-        """The result of a save whose chunks ended in `states`; `retained`: a RetainState for each of the first ones."""
-        assert SaveState.RESERVED not in states
-        reasons: dict[str, int] = {}
-        words = []
-        for state in states:
-            is_kept = state in STORED_STATES
-            words.append(_REASONS[state] if is_kept else "declined")
-            if not is_kept:
-                reasons[_REASONS[state]] = reasons.get(_REASONS[state], 0) + 1
-        stored, present, part = (states.count(state) for state in STORED_STATES)
-        both = zip(states, retained, strict=False)
-        clipped = sum([text == RetainState.CLIPPED and state in STORED_STATES for state, text in both])
-        declined = len(states) - stored - present - part
-        return cls(stored, present, declined, tuple(words), reasons, clipped, part)
+    def of(cls, states: Iterable[int], retained: bytes = b"") -> "SaveResult":
+        """The result of a save whose chunks ended in `states`, a SaveState each; `retained`: a RetainState for each of the
+        first ones."""
+        codes = bytes(states)
+        assert _RESERVED not in codes
+        stored, present, part = codes.count(_STORED), codes.count(_PRESENT), codes.count(_PART)
+        declined, reasons = len(codes) - stored - present - part, {}
+        if declined:
+            reasons = {_REASONS[code]: codes.count(code) for code in dict.fromkeys(codes) if code not in STORED_STATES}
+        clipped = 0
+        if _CLIPPED in retained:
+            both = zip(codes, retained, strict=False)
+            clipped = sum([text == _CLIPPED and code in STORED_STATES for code, text in both])
+        return cls(stored, present, declined, tuple([_WORDS[code] for code in codes]), reasons, clipped, part)
 
 
 @dataclass(frozen=True, slots=True)

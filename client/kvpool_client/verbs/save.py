@@ -34,7 +34,13 @@ from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
 from kvpool_client.verbs.pending import PendingChunks
-from kvpool_client.verbs.results import SAVE_STATES, SaveResult
+from kvpool_client.verbs.results import SaveResult, known_states
+
+# Their numbers alone, as columns have them.
+_RESERVED = int(SaveState.RESERVED)
+_RESERVED_ALONE, _EXPIRED_ALONE, _PENDING_ALONE = (
+    bytes([state]) for state in (SaveState.RESERVED, SaveState.EXPIRED, SaveState.PENDING)
+)
 
 
 class SaveRun(Protocol):
@@ -80,14 +86,14 @@ class SaveRun(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SavedRun:
-    """What a save has of the chunks of one group, a state for each. `retained`: a RetainState for each, or none. `layers`: of
-    the engine, each to be announced; `head_groups`: of a layer, each of which is an extent of the run; `extents`: of a stored
-    chunk, each with a checksum. `is_part`: these are a share's. `run`: copies the RESERVED ones, where there are any, of the
-    reservation's run of this `number`; `tokens`: their token ids, i32, or none; `landed`: extents of them that were reported to
-    the daemon, for other nodes."""
+    """What a save has of the chunks of one group. `states`: a SaveState for each. `retained`: a RetainState for each, or none.
+    `layers`: of the engine, each to be announced; `head_groups`: of a layer, each of which is an extent of the run; `extents`:
+    of a stored chunk, each with a checksum. `is_part`: these are a share's. `run`: copies the RESERVED ones, where there are
+    any, of the reservation's run of this `number`; `tokens`: their token ids, i32, or none; `landed`: extents of them that were
+    reported to the daemon, for other nodes."""
 
     group: int
-    states: list[SaveState]
+    states: bytearray
     retained: bytes
     layers: int
     head_groups: int
@@ -99,16 +105,18 @@ class SavedRun:
     landed: int = 0
 
     @property
-    def reserved(self) -> list[int]:
-        """Which of the chunks are RESERVED."""
-        return [number for number, state in enumerate(self.states) if state == SaveState.RESERVED]
+    def reserved(self) -> Sequence[int]:
+        """Which of the chunks are RESERVED, in order; a range where all are."""
+        if self.states.count(_RESERVED) == len(self.states):
+            return range(len(self.states))
+        return [number for number, state in enumerate(self.states) if state == _RESERVED]
 
     def give_up(self, state: SaveState) -> None:
         """Its RESERVED chunks end in this state."""
-        self.states = [state if entry == SaveState.RESERVED else entry for entry in self.states]
+        self.states = self.states.replace(_RESERVED_ALONE, bytes([state]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ReservedSave:
     """What a save begins with. `runs`: in the order in which they are committed; `scope`: adapter and salt tag for events;
     `pending`: chunks that others are writing; `end_token`: behind the last chunk asked."""
@@ -125,39 +133,43 @@ class ReservedSave:
 
 
 class _Commit:
-    """A commit of some chunks of a save, and whose they are. `rows`: a chunk each: its run, and its number in it."""
+    """A commit of some chunks of a save, and whose they are. `parts`: of each run its chunks' numbers in it. `room`: bytes of
+    checksums and token ids that it may have yet."""
 
     def __init__(self, reserved: ReservedSave) -> None:
         self._reserved = reserved
-        self._checksums = bytearray()
-        self._tokens = bytearray()
-        self.rows: list[tuple[SavedRun, int]] = []
+        self._checksums: list[bytes] = []
+        self._tokens: list[bytes] = []
+        self.parts: list[tuple[SavedRun, Sequence[int]]] = []
+        self.room = m.COMMIT_BYTES_MAX - len(reserved.scope)
         self.is_answered = False
 
     @property
-    def room(self) -> int:
-        """Bytes of checksums and token ids for which there is room."""
-        used = len(self._checksums) + len(self._tokens) + len(self._reserved.scope)
-        return m.COMMIT_BYTES_MAX - used
-
-    @property
     def request(self) -> m.Commit:
-        """The request."""
-        scope = self._reserved.scope if self._tokens else b""
-        return m.Commit(self._reserved.reservation, bytes(self._checksums), bytes(self._tokens), scope)
+        """The request. Where it has all of one run nothing is copied."""
+        tokens = b"".join(self._tokens)
+        scope = self._reserved.scope if tokens else b""
+        return m.Commit(self._reserved.reservation, b"".join(self._checksums), tokens, scope)
 
-    def add_chunks(self, saved: SavedRun, numbers: list[int], checksums: bytes, tokens: bytes) -> None:
+    def add_chunks(self, saved: SavedRun, numbers: Sequence[int], checksums: bytes, tokens: bytes) -> None:
         """Commit these chunks of a run, too."""
-        self._checksums += checksums
-        self._tokens += tokens
-        self.rows += [(saved, number) for number in numbers]
+        self._checksums.append(checksums)
+        self._tokens.append(tokens)
+        self.parts.append((saved, numbers))
+        self.room -= len(checksums) + len(tokens)
 
     def note_states(self, states: bytes) -> None:
         """Take the answer: a state for each chunk, or none where the reservation has ended."""
         self.is_answered = True
-        states += bytes([SaveState.EXPIRED]) * (len(self.rows) - len(states))
-        for (saved, number), state in zip(self.rows, states, strict=True):
-            saved.states[number] = SAVE_STATES[state]
+        left = known_states(states)
+        for saved, numbers in self.parts:
+            of_run, left = left[: len(numbers)], left[len(numbers) :]
+            of_run += _EXPIRED_ALONE * (len(numbers) - len(of_run))
+            if isinstance(numbers, range):
+                saved.states[numbers.start : numbers.stop] = of_run
+                continue
+            for number, state in zip(numbers, of_run, strict=True):
+                saved.states[number] = state
 
 
 class Save:
@@ -364,7 +376,7 @@ class Save:
             row, token_row = CHECKSUM_BYTES * saved.extents, len(saved.tokens) // len(reserved)
             at = 0
             while at < len(reserved):
-                count = min(len(reserved) - at, max(whole.room // (row + token_row), 0 if whole.rows else 1))
+                count = min(len(reserved) - at, max(whole.room // (row + token_row), 0 if whole.parts else 1))
                 if not count:
                     yield whole
                     whole = _Commit(self._reserved)
@@ -399,7 +411,7 @@ class Save:
         self._acknowledge_expiry()
 
     def _acknowledge_expiry(self) -> None:
-        if any(SaveState.EXPIRED in saved.states for saved in self._reserved.runs):
+        if any(_EXPIRED_ALONE in saved.states for saved in self._reserved.runs):
             self._acknowledge_end()
 
     def _cancel_copies(self) -> None:
@@ -428,21 +440,22 @@ class Save:
         if self._session is not None:
             for _, run in self._copying:
                 self._session.drop_save(run)
-        if any(SaveState.PENDING in saved.states for saved in self._reserved.runs):
+        if any(_PENDING_ALONE in saved.states for saved in self._reserved.runs):
             # Another save may have stored them meanwhile, of the same batch perhaps.
             stored = iter(self._reserved.pending.are_stored())
             for saved in self._reserved.runs:
-                saved.states = [
-                    SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry
-                    for entry in saved.states
-                ]
+                for number, state in enumerate(saved.states):
+                    if state == SaveState.PENDING and next(stored):
+                        saved.states[number] = SaveState.PRESENT
         self._result = self._collected()
         self._reserved.on_end(self._result)
 
     def _collected(self) -> SaveResult:
+        if not self._reserved.has_groups:
+            (saved,) = self._reserved.runs
+            return SaveResult.of(saved.states, saved.retained)
         by_group = sorted(self._reserved.runs, key=lambda saved: saved.group)
-        results = [SaveResult.of(saved.states, saved.retained) for saved in by_group]
-        return SaveResult.joined(results) if self._reserved.has_groups else results[0]
+        return SaveResult.joined([SaveResult.of(saved.states, saved.retained) for saved in by_group])
 
 
 def _started_commit(publish: Callable[[], None]) -> threading.Thread | None:

@@ -26,13 +26,15 @@ from kvpool_client.copying.copies import Copies, EngineBlocks, ReservedSlots
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.retention import NO_RETENTION, RetentionColumns
 from kvpool_client.verbs.pending import PendingChunks
-from kvpool_client.verbs.results import SAVE_STATES
+from kvpool_client.verbs.results import known_states
 from kvpool_client.verbs.save import ReservedSave, Save, SavedRun
 
 _KEEP = bytes([KEEP_PRIORITY])
+_RESERVED, _TOO_LONG = bytes([SaveState.RESERVED]), bytes([SaveState.TOO_LONG])
+_PENDING = int(SaveState.PENDING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunPlan:
     """Chunks of one group that are to be saved out of `blocks`. `chunks`: their numbers, in a row where they form a chain."""
 
@@ -42,7 +44,7 @@ class RunPlan:
     is_chain: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SavePlan:
     """Plan of a save of chunks of `keys`; `retention` is of all `keys`, and `end_chunk` is behind the last one of the save.
     `runs`: in the order in which they are to be stored, at most one of each group."""
@@ -53,7 +55,7 @@ class SavePlan:
     end_chunk: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """The request for a plan. `keys`: of the chunks of each run that one request may name, the leading ones."""
 
@@ -93,10 +95,9 @@ class SaveStarter:
             RunPlan(group, chunks, of_group, is_chain=layout.is_chained)
             for group, (layout, chunks, of_group) in enumerate(zip(self._layouts, chosen, blocks, strict=True))
         ]
-        runs.sort(key=lambda run: run.is_chain)
-        return SavePlan(
-            keys, retention, runs, end_chunk=max((run.chunks[-1] + 1 for run in runs if run.chunks), default=0)
-        )
+        if len(runs) > 1:
+            runs.sort(key=lambda run: run.is_chain)
+        return SavePlan(keys, retention, runs, max([run.chunks[-1] + 1 for run in runs if run.chunks], default=0))
 
     def begin_save(self, plans: Sequence[SavePlan]) -> list[Save]:
         """The planned saves. One round trip for all."""
@@ -123,7 +124,9 @@ class SaveStarter:
         columns = plan.keys.columns()
         runs, packed, keys, priorities, durations = [], [], [], [], []
         for run in plan.runs:
-            chosen, column = run.chunks[: bisect_left(run.chunks, end)], KeyColumn(columns[run.group])
+            chosen, column = run.chunks, KeyColumn(columns[run.group])
+            if end < plan.end_chunk:
+                chosen = chosen[: bisect_left(chosen, end)]
             if not chosen:
                 keys.append(KeyColumn(b""))
                 continue
@@ -154,27 +157,29 @@ class SaveStarter:
             for run, of_run, keys in zip(plan.runs, states, asked.keys, strict=True):
                 rows = slice(at, at + len(keys))
                 retained = answer.retained[rows]
-                saved.append(self._saved_run(run, of_run, retained=retained))
-                chosen = saved[-1].reserved
+                made = self._saved_run(run, of_run, retained=retained)
+                saved.append(made)
+                chosen = made.reserved
                 if chosen:
-                    saved[-1].tokens = self._token_ids(session, plan.keys, run, chosen)
+                    made.tokens = self._token_ids(session, plan.keys, run, chosen)
                     slots = ReservedSlots(
                         answer.reservation,
                         number,
                         offsets[rows] if len(chosen) == len(keys) else offsets[rows][chosen],
                         run.blocks.of_chunks(chosen, len(of_run)),
                     )
-                    saved[-1].run = self._copies[run.group].save(session, run.blocks, slots)
-                    saved[-1].number = number
+                    made.run = self._copies[run.group].save(session, run.blocks, slots)
+                    made.number = number
                 at, number = rows.stop, number + bool(len(keys))
         except (DaemonUnreachable, Refused) as error:
             self._link.note_failure(session, error)
             self._give_up(session, answer.reservation, saved)
             return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
-        if not all(session.adopt_save(each.run) for each in saved if each.run is not None):
+        runs = [each.run for each in saved if each.run is not None]
+        if not all(map(session.adopt_save, runs)):
             self._give_up(session, 0, saved)
             return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
-        has_reserved = any(each.run is not None for each in saved)
+        has_reserved = bool(runs)
         save = Save(
             ReservedSave(
                 session if has_reserved else None,
@@ -192,16 +197,17 @@ class SaveStarter:
             session.reserved_saves.add_save(save, session.welcome.reservation_ttl_s)
         return save
 
-    def _states_of(self, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> list[list[SaveState]]:
+    def _states_of(self, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> list[bytearray]:
         """The state of each chunk of each run."""
-        found, at = [], 0
+        known, found, at = known_states(answer.states), [], 0
         for run, keys in zip(plan.runs, asked.keys, strict=True):
-            states = [SAVE_STATES[state] for state in answer.states[at : at + len(keys)]]
-            found.append(states + [SaveState.TOO_LONG] * (len(run.chunks) - len(states)))
+            states = bytearray(known[at : at + len(keys)])
+            states += _TOO_LONG * (len(run.chunks) - len(states))
+            found.append(states)
             at += len(keys)
         return found
 
-    def _saved_run(self, run: RunPlan, states: list[SaveState], *, retained: bytes) -> SavedRun:
+    def _saved_run(self, run: RunPlan, states: bytearray, *, retained: bytes) -> SavedRun:
         """What is reserved of a run, without its copies and its token ids."""
         layers, head_groups, extents = self._sizes[run.group]
         return SavedRun(
@@ -218,14 +224,17 @@ class SaveStarter:
         """The token ids of the chosen chunks of a run; none of chunks without a parent, before which nobody would know what
         comes."""
         words = self._chunk_tokens + len(keys.scope) // 4
-        is_wanted = session.welcome.keeps_tokens and words <= kvpool_native.TOKEN_IDS_MAX
-        return keys.token_ids([run.chunks[number] for number in chosen]) if is_wanted and run.is_chain else b""
+        if not run.is_chain or not session.welcome.keeps_tokens or words > kvpool_native.TOKEN_IDS_MAX:
+            return b""
+        if isinstance(chosen, range):
+            return keys.token_ids(run.chunks[chosen.start : chosen.stop])
+        return keys.token_ids([run.chunks[number] for number in chosen])
 
-    def _saved_nothing(self, plan: SavePlan, state: SaveState, states: Sequence[list[SaveState]] | None = None) -> Save:
+    def _saved_nothing(self, plan: SavePlan, state: SaveState, states: Sequence[bytearray] | None = None) -> Save:
         """The save of a plan of which nothing is written: what was `RESERVED`, or everything, has this state."""
         if states is None:
-            states = [[SaveState.RESERVED] * len(run.chunks) for run in plan.runs]
-        ended = [[state if entry == SaveState.RESERVED else entry for entry in of_run] for of_run in states]
+            states = [bytearray(_RESERVED * len(run.chunks)) for run in plan.runs]
+        ended = [of_run.replace(_RESERVED, bytes([state])) for of_run in states]
         return Save(
             ReservedSave(
                 None,
@@ -271,7 +280,7 @@ def _has_chunks(plan: SavePlan) -> bool:
 
 def _pending_of(asked: _Asked, answer: m.Reserved) -> KeyColumn:
     """The keys of the chunks that others are writing: the answer may be about fewer of them."""
-    if SaveState.PENDING not in answer.states:
+    if _PENDING not in answer.states:
         return KeyColumn(b"")
     keys = KeyColumn(b"".join(column.packed for column in asked.keys))
     return keys.chosen([number for number, state in enumerate(answer.states) if state == SaveState.PENDING])

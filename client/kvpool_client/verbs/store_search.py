@@ -112,9 +112,7 @@ class StoreSearch:
     def _full_runs(self, asking: "_Asking", columns: Sequence[KeyColumn]) -> tuple[list[Levels], int]:
         """The level of each chunk of each full column's leading run, of what is known and of what the store has behind it; and
         before which chunk the store was asked for all that is not known."""
-        runs = {
-            number: np.frombuffer(asking.index.lookup(columns[number].packed)[1], np.uint8) for number in self._full
-        }
+        runs = {number: np.frombuffer(asking.index.lookup(columns[number].packed), np.uint8) for number in self._full}
         short = {number: len(run) for number, run in runs.items() if len(run) < len(columns[number])}
         share = max(1, sk.SEEK_KEYS_MAX // max(1, len(short)))
         there = asking.ask_store({number: columns[number][first : first + share] for number, first in short.items()})

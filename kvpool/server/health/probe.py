@@ -180,7 +180,7 @@ class Probe:
 
     def _get(self, session: _Session, chunk: _Chunk) -> bool:
         """Lease the chunk, release the one before, and compare everything. False where it was evicted."""
-        is_found = session.index.lookup(chunk.key)[0] == 1
+        is_found = len(session.index.lookup(chunk.key)) == 1
         before, lease = self._kept, self._lease
         self._kept, self._lease = chunk, 0
         if lease:

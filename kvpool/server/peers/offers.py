@@ -320,8 +320,8 @@ class Offers:
         """Whether DRAM has the chunk of a chain before those that are asked for."""
         if not pull.first or not session.layout.is_chained:
             return False
-        present, levels = self._index.lookup(KeyColumn(pull.keys)[pull.first - 1])
-        return present > 0 and levels[0] == DRAM
+        levels = self._index.lookup(KeyColumn(pull.keys)[pull.first - 1])
+        return len(levels) > 0 and levels[0] == DRAM
 
     def _wake_waiting(self) -> None:
         """There may be room now."""

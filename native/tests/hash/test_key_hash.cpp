@@ -26,7 +26,7 @@ std::vector<uint8_t> keys_of(const std::vector<int32_t>& tokens) {
   std::vector<uint8_t> keys(CHUNKS * HASH_BYTES);
   const uint8_t root[HASH_BYTES] = {9};
   hash_leaves(tokens.data(), CHUNK_TOKENS, CHUNKS, keys.data());
-  chain_keys(root, keys.data(), CHUNKS, keys.data());
+  chain_keys(root, 1, keys.data(), CHUNKS, keys.data());
   return keys;
 }
 
@@ -67,9 +67,48 @@ TEST(a_chain_may_be_made_in_parts) {
   const auto whole = keys_of(tokens);
   const uint8_t root[HASH_BYTES] = {9};
   std::vector<uint8_t> parts(CHUNKS * HASH_BYTES);
-  chain_keys(root, leaves.data(), 10, parts.data());
-  chain_keys(&parts[9 * HASH_BYTES], &leaves[10 * HASH_BYTES], CHUNKS - 10, &parts[10 * HASH_BYTES]);
+  chain_keys(root, 1, leaves.data(), 10, parts.data());
+  chain_keys(&parts[9 * HASH_BYTES], 1, &leaves[10 * HASH_BYTES], CHUNKS - 10, &parts[10 * HASH_BYTES]);
   EXPECT(parts == whole);
+}
+
+TEST(chunks_hashed_at_once_have_the_same_leaves_and_keys) {
+  const auto tokens = some_tokens(testing::seed());
+  const std::vector<int64_t> wide(tokens.begin(), tokens.end());
+  const uint8_t root[HASH_BYTES] = {9};
+  for (const size_t chunk_tokens : {size_t{1}, size_t{16}, CHUNK_TOKENS, size_t{300}}) {
+    for (const size_t chunks : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{30}}) {
+      std::vector<uint8_t> expected_leaves(chunks * HASH_BYTES);
+      std::vector<uint8_t> expected_keys(chunks * HASH_BYTES);
+      hash_leaves(tokens.data(), chunk_tokens, chunks, expected_leaves.data());
+      chain_keys(root, 1, expected_leaves.data(), chunks, expected_keys.data());
+      std::vector<uint8_t> leaves(chunks * HASH_BYTES);
+      std::vector<uint8_t> keys(chunks * HASH_BYTES);
+      hash_chunks(tokens.data(), chunk_tokens, chunks, root, leaves.data(), keys.data());
+      EXPECT(leaves == expected_leaves);
+      EXPECT(keys == expected_keys);
+      std::vector<uint8_t> wide_keys(chunks * HASH_BYTES);
+      EXPECT(hash_chunks(wide.data(), chunk_tokens, chunks, root, leaves.data(), wide_keys.data()));
+      EXPECT(wide_keys == expected_keys);
+    }
+  }
+}
+
+TEST(chains_side_by_side_have_the_same_keys) {
+  const auto tokens = some_tokens(testing::seed());
+  std::vector<uint8_t> leaves(CHUNKS * HASH_BYTES);
+  hash_leaves(tokens.data(), CHUNK_TOKENS, CHUNKS, leaves.data());
+  for (size_t chains = 0; chains <= 35; ++chains) {
+    std::vector<uint8_t> parents(chains * HASH_BYTES);
+    std::vector<uint8_t> expected(chains * CHUNKS * HASH_BYTES);
+    for (size_t chain = 0; chain < chains; ++chain) {
+      parents[chain * HASH_BYTES] = static_cast<uint8_t>(chain + 1);
+      chain_keys(&parents[chain * HASH_BYTES], 1, leaves.data(), CHUNKS, &expected[chain * CHUNKS * HASH_BYTES]);
+    }
+    std::vector<uint8_t> keys(chains * CHUNKS * HASH_BYTES);
+    chain_keys(parents.data(), chains, leaves.data(), CHUNKS, keys.data());
+    EXPECT(keys == expected);
+  }
 }
 
 TEST(field_boundaries_change_the_hash) {

@@ -134,7 +134,7 @@ def test_a_pending_chunk_that_its_writer_gave_up_is_not_stored_because_another_n
     shared.announce(column(keys, 0, 1))
     session = pool._link.session
     assert session is not None
-    assert session.index.lookup(keys[0]) == (1, bytes([PEER]))
+    assert session.index.lookup(keys[0]) == bytes([PEER])
     assert not PendingChunks(session, column(keys, 0, 1)).wait(1.0)
     assert store(pool, keys).stored == 1
     assert PendingChunks(session, column(keys, 0, 1)).wait(1.0)

@@ -145,7 +145,7 @@ class DeviceWorld:
         seen = [Seen(key, namespace, *row) for key, row in zip(keys, columns, strict=False) if row[2]]
         assert levels == bytes([Level.HBM] * len(seen) + [Level.DRAM] * (held.chunks - len(seen))), "whole prefixes"
         assert found.levels == bytes([Level.HBM] * len(seen) + [255] * (held.chunks - len(seen)))
-        assert self.view.lookup(b"".join(keys[: held.chunks])) == (held.chunks, levels)
+        assert self.view.lookup(b"".join(keys), held.chunks) == levels
         return held.id, seen
 
     def read(self, seen: Seen) -> bool:

@@ -75,6 +75,37 @@ def test_keys_chain_over_the_leaves() -> None:
     assert kvpool_native.chain_keys(ROOT, leaves) == b"".join(expected)
 
 
+@pytest.mark.parametrize("chains", [0, 1, 2, 3, 5, 16, 17])
+def test_chains_behind_several_parents_stand_one_behind_the_other(chains: int) -> None:
+    leaves = reference_leaves(some_tokens(7 * CHUNK_TOKENS), CHUNK_TOKENS)
+    parents = [keyed("parent", bytes([number])) for number in range(chains)]
+    expected = b"".join(kvpool_native.chain_keys(parent, leaves) for parent in parents)
+    assert kvpool_native.chain_keys(b"".join(parents), leaves) == expected
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("chunk_tokens", [1, 16, 255, 256, 257, 600])
+@pytest.mark.parametrize("chunks", [0, 1, 15, 16, 17, 50])
+def test_chunks_hashed_at_once_have_the_leaves_and_keys_of_two_calls(
+    chunks: int, chunk_tokens: int, dtype: Any
+) -> None:
+    tokens = some_tokens(chunk_tokens * chunks + chunk_tokens - 1)
+    leaves = reference_leaves(tokens, chunk_tokens)
+    keys = kvpool_native.chain_keys(ROOT, leaves)
+    assert kvpool_native.hash_chunks(tokens.astype(dtype), chunk_tokens, ROOT) == (leaves, keys)
+
+
+def test_chunks_are_hashed_at_once_of_what_leaves_are_made_of() -> None:
+    tokens = np.ones(2 * CHUNK_TOKENS, np.int64)
+    with pytest.raises(ValueError, match="parent"):
+        kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, ROOT[1:])
+    with pytest.raises(ValueError, match="chunk_tokens"):
+        kvpool_native.hash_chunks(tokens, 0, ROOT)
+    tokens[-1] = 2**31
+    with pytest.raises(ValueError, match="32 bits"):
+        kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, ROOT)
+
+
 def test_hashes_of_a_wrong_length_are_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         kvpool_native.chain_keys(ROOT[:31], b"")

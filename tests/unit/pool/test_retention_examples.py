@@ -75,7 +75,7 @@ class Store:
             self.save(prompt(1))
 
     def found(self, keys: bytes) -> int:
-        return self._view.lookup(keys)[0]
+        return len(self._view.lookup(keys))
 
 
 def prompt(chunks: int) -> bytes:

@@ -6,7 +6,17 @@ import msgpack
 import pytest
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH, FrameReader, check_length, decode, encode
+from kvpool.protocol.frames import (
+    FIXED_ARRAY_MAX,
+    FRAME_BYTES_MAX,
+    LENGTH,
+    PIECE_BYTES,
+    FrameReader,
+    check_length,
+    decode,
+    encode,
+    encode_pieces,
+)
 
 
 def _framed(body: bytes) -> bytes:
@@ -20,6 +30,29 @@ def _nested(depth: int) -> bytes:
 def test_a_frame_over_the_limit_raises_in_its_sender() -> None:
     with pytest.raises(AssertionError):
         encode(1, 1, [bytes(FRAME_BYTES_MAX)])
+
+    with pytest.raises(AssertionError):
+        encode_pieces(1, 1, [bytes(FRAME_BYTES_MAX)])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [7, b"short", "text"],
+        [bytes(PIECE_BYTES - 1)],
+        [bytes(PIECE_BYTES)],
+        [1, bytes(65535), "text", [1, 2], {"key": b"value"}],
+        [bytes(65536), b"", None, True, 0.5],
+        ["first", bytes(70_000), bytes(20_000)],
+        [*range(FIXED_ARRAY_MAX - 3), bytes(PIECE_BYTES)],
+    ],
+)
+def test_the_pieces_of_a_frame_are_its_bytes_and_long_columns_are_not_copied(fields: list[object]) -> None:
+    pieces = encode_pieces(300, 1 << 40, fields)
+    assert b"".join(pieces) == encode(300, 1 << 40, fields)
+    long = [field for field in fields if isinstance(field, bytes) and len(field) >= PIECE_BYTES]
+    assert [piece for piece in pieces if any(piece is field for field in long)] == long
 
 
 @pytest.mark.parametrize("length", [0, 1, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])

@@ -48,7 +48,7 @@ class Session:
 
 def save_of(session: Session, run: Run, extents: int = LAYERS) -> Save:
     """A save of reserved chunks under way."""
-    states = [SaveState.RESERVED] * len(run.sums)
+    states = bytearray([SaveState.RESERVED] * len(run.sums))
     saved = SavedRun(0, states, b"", layers=LAYERS, head_groups=1, extents=extents, is_part=False, run=cast(Any, run))
     reserved = ReservedSave(
         cast(Any, session),

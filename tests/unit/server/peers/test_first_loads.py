@@ -57,7 +57,7 @@ def promised(here: Node, keys: Sequence[bytes]) -> int:
     """What a lookup finds: the leading chunks that are here, and behind them those that any node has."""
     view = kvpool_native.RemoteView(here.hints.mapping)
     index = kvpool_native.IndexView(here.pool.pool.memory.index)
-    chunks = int(index.lookup(b"".join(keys))[0])
+    chunks = len(index.lookup(b"".join(keys)))
     while chunks < len(keys) and view.has(keys[chunks]):
         chunks += 1
     return chunks
