@@ -61,7 +61,7 @@ class GroupedNode:
     def serve(self, request: Request, now_ns: int) -> int:
         """Serve one request: lease the hit, then store the rest. Returns the hit's blocks."""
         self._pool.clock.set(now_ns)
-        full = end = self._pool.index.lookup(request.full.packed)[0]
+        full = end = len(self._pool.index.lookup(request.full.packed))
         if end:
             end = self._pool.index.last_run(request.window.packed, end, self._window_blocks)[0]
         hit = self._lease(request, end) if end else 0

@@ -113,7 +113,7 @@ class SimulatedNode:
     def load(self, keys: KeyColumn, now_ns: int) -> Hits:
         """Lease and release the stored prefix, as an engine does, or a peer that pulls it."""
         self._pool.clock.set(now_ns)
-        found = self._pool.index.lookup(keys.packed)[0]
+        found = len(self._pool.index.lookup(keys.packed))
         grant = self._lease(keys[:found]) if found else None
         if grant is None or not grant.lease:
             return Hits(0, 0)
