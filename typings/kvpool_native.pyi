@@ -973,7 +973,10 @@ class SaveJob:
     def announce(self, extent: int) -> bool:
         """False if the extent was announced before."""
 
-    def announce_all(self) -> None: ...
+    def announce_all(self) -> None:
+        """
+        Copy every extent not announced: little of it before this returns. GIL released.
+        """
 
     def wait(self, timeout_s: float) -> bool:
         """

@@ -12,7 +12,7 @@ Holds no socket. Owned by the reader of the connection.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgpack
 
@@ -42,11 +42,11 @@ def encode(kind: int, sequence: int, fields: Iterable[object]) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def encode_pieces(kind: int, sequence: int, fields: Iterable[object]) -> list[bytes]:
+def encode_pieces(kind: int, sequence: int, fields: Sequence[object]) -> list[bytes]:
     """The same in pieces to be sent one behind the other: long columns are pieces of their own, and not copied."""
+    if max([len(field) for field in fields if type(field) is bytes], default=0) < PIECE_BYTES:
+        return [encode(kind, sequence, fields)]
     items = [kind, sequence, *fields]
-    if not any([type(item) is bytes and len(item) >= PIECE_BYTES for item in items]):  # noqa: C419 - a generator costs more
-        return [encode(kind, sequence, items[2:])]
     assert len(items) <= FIXED_ARRAY_MAX, f"frame of kind {kind} has {len(items)} items"
     pieces, before = [], bytes([FIXED_ARRAY | len(items)])
     for item in items:

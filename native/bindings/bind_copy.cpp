@@ -102,12 +102,6 @@ bool announce(const SaveHandle& handle, uint32_t extent) {
   return true;
 }
 
-void announce_all(const SaveHandle& handle) {
-  for (uint32_t extent = 0; extent < handle.job->extents(); ++extent) {
-    static_cast<void>(announce(handle, extent));
-  }
-}
-
 nb::bytes words_as_bytes(const std::vector<uint32_t>& words) {
   return nb::bytes(words.data(), words.size() * sizeof(uint32_t));
 }
@@ -199,7 +193,9 @@ void bind_jobs(nb::module_& module) {
 
   nb::class_<SaveHandle>(module, "SaveJob", nb::is_weak_referenceable(), "A save that copies what is announced.")
       .def("announce", &announce, "extent"_a, "False if the extent was announced before.")
-      .def("announce_all", &announce_all)
+      .def(
+          "announce_all", [](const SaveHandle& self) { copy_rest(self.job, *self.queue); }, free_gil,
+          "Copy every extent not announced: little of it before this returns. GIL released.")
       .def(
           "wait", [](const SaveHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
           free_gil, "Whether everything announced was copied, or the job cancelled, within the time.")

@@ -9,6 +9,7 @@
 //    so nobody waits for a job that no thread will run.
 // 4. A queued job is kept alive by the queue, a running one by its thread.
 // 5. In a forked child, which has none of the threads, `stop` and a job's `cancel` return at once.
+// 6. Who has little to copy may copy it itself (`copy_here`): to wake a thread, and be woken, takes longer.
 //
 // Threads: any. Lock order: the queue's lock, then a job's; a job never calls the queue with its own lock held.
 #pragma once
@@ -45,6 +46,9 @@ class CopyQueue {
   // Has the threads look at the job; one that is queued keeps its turn. False when stopped; then the caller cancels it.
   [[nodiscard]] bool add(std::shared_ptr<CopyJob> job);
 
+  // Copies what the job has to hand out now, on this thread. False when stopped; then the caller cancels it.
+  [[nodiscard]] bool copy_here(CopyJob& job);
+
  private:
   friend class CopyPool;
 
@@ -68,6 +72,7 @@ class CopyQueue {
   std::atomic<size_t> waiting_ = 0;
   bool stopped_ = false;  // guarded by lock_
   std::atomic<uint64_t> bytes_copied_ = 0;
+  std::atomic<uint64_t> here_cpu_ns_ = 0;  // of what `copy_here` has copied
 };
 
 class CopyPool {
@@ -82,8 +87,10 @@ class CopyPool {
 
   [[nodiscard]] const std::shared_ptr<CopyQueue>& queue() const noexcept { return queue_; }
   [[nodiscard]] uint64_t bytes_copied() const noexcept { return queue_->bytes_copied_.load(std::memory_order_relaxed); }
-  // CPU time that the threads have used, also after `stop`.
-  [[nodiscard]] double cpu_seconds() const { return threads_.cpu_seconds(); }
+  // CPU time that the threads have used, also after `stop`, and others for what they copied themselves.
+  [[nodiscard]] double cpu_seconds() const {
+    return threads_.cpu_seconds() + static_cast<double>(queue_->here_cpu_ns_.load(std::memory_order_relaxed)) * 1e-9;
+  }
 
  private:
   const std::shared_ptr<CopyQueue> queue_;

@@ -6,6 +6,12 @@
 #include "base/check.h"
 
 namespace kvpool {
+namespace {
+
+// What is copied in about the time that it takes to wake a thread and to be woken by it: 40 us and more.
+constexpr uint64_t HERE_BYTES_MAX = 256 << 10;
+
+}  // namespace
 
 SaveJob::SaveJob(SavePlan plan)
     : PieceJob(0),  // nothing is announced
@@ -64,6 +70,28 @@ bool SaveJob::announce(uint32_t extent) {
   announced_.push_back(extent);
   wanted_ += chunk_count_;
   return true;
+}
+
+uint64_t SaveJob::announce_rest() {
+  const std::lock_guard guard(lock_);
+  for (uint32_t extent = 0; extent < plan_.extents; ++extent) {
+    if (!is_announced_[extent]) {
+      is_announced_[extent] = true;
+      announced_.push_back(extent);
+      wanted_ += chunk_count_;
+    }
+  }
+  return (wanted_ - settled_) * plan_.payload_bytes;
+}
+
+void copy_rest(const std::shared_ptr<SaveJob>& job, CopyQueue& queue) {
+  const uint64_t bytes = job->announce_rest();
+  if (bytes == 0) {
+    return;
+  }
+  if (!(bytes <= HERE_BYTES_MAX ? queue.copy_here(*job) : queue.add(job))) {
+    job->cancel();
+  }
 }
 
 std::vector<uint32_t> SaveJob::checksums() const {

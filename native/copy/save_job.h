@@ -40,6 +40,9 @@ class SaveJob final : public PieceJob {
   // job to the queue.
   [[nodiscard]] bool announce(uint32_t extent);
 
+  // All extents may be copied from now on. Returns how many bytes have still to be copied.
+  [[nodiscard]] uint64_t announce_rest();
+
   [[nodiscard]] uint32_t extents() const noexcept { return plan_.extents; }
   // CRC-32C by [chunk][extent]; empty unless every extent has been copied.
   [[nodiscard]] std::vector<uint32_t> checksums() const;
@@ -69,5 +72,8 @@ class SaveJob final : public PieceJob {
   uint32_t copied_extents_ = 0;
   std::vector<uint32_t> checksums_;  // written by the threads, each its own words
 };
+
+// Has all of a save copied: by the queue's threads, or here and now where little is left.
+void copy_rest(const std::shared_ptr<SaveJob>& job, CopyQueue& queue);
 
 }  // namespace kvpool

@@ -85,7 +85,6 @@ class Session:
         self._on_end = on_end
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name)
-        self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
         # Guarded by _turn: turns of requests, what has the turn, and on which thread.
@@ -95,7 +94,7 @@ class Session:
         self._state = threading.Lock()
         self._saves: set[Stoppable] = set()  # guarded by _state; not weak: a collected one still writes
         self._has_ended = False  # guarded by _state
-        self._is_alive = True
+        self.is_alive = True  # whether requests can still be answered; written by the session alone
         self.shortcoming = ""  # what a new session lacks
         self.end_reason = ""  # why it has ended; set before `is_alive` is False
         self.reserved_saves = ReservedSaves()
@@ -114,11 +113,6 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.welcome.epoch.hex()[:8]} {'alive' if self.is_alive else 'ended'}>"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether requests can still be answered. False in a forked child."""
-        return self._is_alive and os.getpid() == self._pid
 
     @property
     def epoch(self) -> bytes:
@@ -243,14 +237,16 @@ class Session:
                 return
             self._has_ended = True
             self.end_reason = self.end_reason or reason
-            self._is_alive = False
+            self.is_alive = False
             saves, self._saves = self._saves, set()
         if self.welcome.staging_bytes:
             self._connection.hang_up()
         for run in saves:
             run.cancel()
         self._connection.hang_up()
-        has_turn = self._turn.acquire(timeout=self._timeout_s * TURN_FRACTION)  # else nobody has it: see `_take_turn`
+        has_turn = self._turn.acquire(
+            timeout=self._timeout_s * TURN_FRACTION
+        )  # else nobody has it: see `_wait_for_turn`
         self._connection.close()
         if has_turn:
             self._turn.release()
@@ -258,7 +254,7 @@ class Session:
 
     def abandon_in_child(self) -> None:
         """In a forked child: close the parent's socket and send nothing. The mappings are not inherited."""
-        self._is_alive = False
+        self.is_alive = False
         fd = self._connection.fileno()
         if fd >= 0:
             os.close(fd)
@@ -271,7 +267,10 @@ class Session:
         wanted: type[Record],
     ) -> Answer:
         """`call(request, wanted, left_s)` in this thread's turn."""
-        left_s = self._take_turn(limit_s)
+        left_s = limit_s if self._turn.acquire(blocking=False) else self._wait_for_turn(limit_s)
+        if not self.is_alive:
+            self._turn.release()
+            raise DaemonUnreachable("the connection to the daemon has ended")
         self._turns += 1
         self._under_way, self._thread = type(request).__name__, threading.get_ident()
         fault = "a request was interrupted"
@@ -293,25 +292,19 @@ class Session:
             self.send_waiting()
         return answer
 
-    def _take_turn(self, limit_s: float) -> float:
-        """Wait for the turn. Returns what is left of the caller's time. Raises DaemonUnreachable."""
+    def _wait_for_turn(self, limit_s: float) -> float:
+        """Wait for the turn, which another thread has. Returns what is left of the caller's time. Raises DaemonUnreachable."""
         if not self.is_alive:
             raise DaemonUnreachable("the connection to the daemon has ended")
-        left_s = limit_s
-        if not self._turn.acquire(blocking=False):
-            deadline, turns = Deadline(limit_s), self._turns
-            if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
-                others = self._turns - turns
-                if not others and not self._under_way:
-                    # A signal's exception has ended a request between taking the turn and using it, or giving it back.
-                    self.end_session("a request was interrupted")
-                    raise DaemonUnreachable(self.end_reason)
-                raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, others))
-            left_s = deadline.remaining_s()
-        if not self._is_alive:
-            self._turn.release()
-            raise DaemonUnreachable("the connection to the daemon has ended")
-        return left_s
+        deadline, turns = Deadline(limit_s), self._turns
+        if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
+            others = self._turns - turns
+            if not others and not self._under_way:
+                # A signal's exception has ended a request between taking the turn and using it, or giving it back.
+                self.end_session("a request was interrupted")
+                raise DaemonUnreachable(self.end_reason)
+            raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, others))
+        return deadline.remaining_s()
 
     def _no_turn(self, waited_s: float, others: int) -> str:
         """Why a request had no turn in this time, in which so many others had theirs."""
@@ -326,7 +319,7 @@ class Session:
         not."""
         if fault:
             self.end_reason = self.end_reason or fault
-            self._is_alive = False
+            self.is_alive = False
         self._turn.release()
         if fault:
             self.end_session(fault)

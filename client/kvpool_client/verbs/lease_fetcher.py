@@ -63,10 +63,8 @@ class LeaseFetcher:
         session = self._link.session
         if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
-        deadline = Deadline(self._timeout_s)
-        for number, (wanted, request) in enumerate(self._requests(hit)):
-            # The first one has the time of every call: to set another one for the socket is a system call.
-            left_s = deadline.remaining_s() if number else self._timeout_s
+        deadline, left_s = Deadline(self._timeout_s), self._timeout_s
+        for wanted, request in self._requests(hit):
             leased = self._ask(session, request, left_s) if left_s >= self._timeout_s / 2 else None
             if leased is None:
                 break
@@ -75,6 +73,8 @@ class LeaseFetcher:
                     levels = self._levels_under_way(session, wanted, leased.chunks, leased.tiers)
                     leased = replace(leased, tiers=levels)
                 return self._lease(session, leased, wanted.peer_pace or FIRST_PEER_PACE)
+            # Not for the first one: to set another time for the socket than every call has is a system call.
+            left_s = deadline.remaining_s()
         return self._lease(None, NO_LEASE)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:

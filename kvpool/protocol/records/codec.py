@@ -49,7 +49,13 @@ def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...
 
 def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     names: tuple[str, ...] = record.__slots__
-    _READERS[record] = attrgetter(*names) if len(names) > 1 else lambda one: tuple(getattr(one, name) for name in names)
+    if len(names) > 1:
+        _READERS[record] = attrgetter(*names)
+    elif names:
+        only = attrgetter(*names)
+        _READERS[record] = lambda one: (only(one),)
+    else:
+        _READERS[record] = lambda _: ()
     return _READERS[record]
 
 

@@ -209,6 +209,53 @@ TEST(a_save_copies_nothing_before_it_is_announced) {
   EXPECT(job->progress() == 3);
 }
 
+TEST(what_is_left_of_a_save_is_copied_at_once_where_it_is_little) {
+  CopySetting setting(7, 6, 3000, testing::seed());
+  CopyQueue nobody;  // no thread looks at it
+  const auto job = std::make_shared<SaveJob>(setting.save_plan());
+  EXPECT(job->announce(2));
+  copy_rest(job, nobody);
+  EXPECT(job->wait(0.0));
+  EXPECT(job->checksums().size() == 42);
+  for (uint32_t extent = 0; extent < 6; ++extent) {
+    EXPECT(setting.holds(6, extent));
+  }
+  copy_rest(job, nobody);
+  EXPECT(!job->is_cancelled());
+  EXPECT(job->progress() == 42);
+}
+
+TEST(what_is_left_of_a_save_is_left_to_the_threads_where_it_is_much) {
+  CopySetting setting(70, 6, 3000, testing::seed());
+  CopyQueue nobody;
+  const auto late = std::make_shared<SaveJob>(setting.save_plan());
+  copy_rest(late, nobody);
+  EXPECT(!late->wait(0.0));
+  EXPECT(late->progress() == 0);
+  CopyPool pool(1);
+  const auto job = std::make_shared<SaveJob>(setting.save_plan());
+  copy_rest(job, *pool.queue());
+  EXPECT(job->wait(LONG_S));
+  EXPECT(job->checksums().size() == 420);
+  pool.stop();
+  EXPECT(pool.bytes_copied() == 420 * 3000);
+  late->cancel();
+}
+
+TEST(who_copies_counts_the_bytes_and_stops_with_the_pool) {
+  CopySetting setting(2, 2, 3000, testing::seed());
+  CopyPool pool(1);
+  const auto job = std::make_shared<SaveJob>(setting.save_plan());
+  copy_rest(job, *pool.queue());
+  EXPECT(pool.bytes_copied() == 4 * 3000);
+  EXPECT(pool.cpu_seconds() > 0.0);
+  pool.stop();
+  const auto late = std::make_shared<SaveJob>(setting.save_plan());
+  copy_rest(late, *pool.queue());
+  EXPECT(late->is_cancelled());
+  EXPECT(late->checksums().empty());
+}
+
 TEST(no_announcement_is_lost_between_threads_that_run_dry) {
   CopySetting setting(2, 64, 64, testing::seed());
   CopyPool pool(3);
