@@ -288,13 +288,17 @@ class Leases:
         return None
 
     def _end(self, lease: Lease) -> list[HoldId]:
-        del self._by_id[lease.id]
-        self._order.remove(lease.id)
-        self._count_chunks(lease.owner, -lease.held)
-        owned = self._of_owner[lease.owner]
-        owned.discard(lease.id)
+        lease_id, owner = lease.id, lease.owner
+        del self._by_id[lease_id]
+        self._order.remove(lease_id)
+        self._count_chunks(owner, -lease.held)
+        owned = self._of_owner[owner]
+        owned.discard(lease_id)
         if not owned:
-            del self._of_owner[lease.owner]
+            del self._of_owner[owner]
+        if len(lease.holds) == 1:
+            (holds,) = lease.holds.values()
+            return list(holds)
         return _all_of(lease)
 
     def _end_issued(self, issuer: ConnectionId) -> None:

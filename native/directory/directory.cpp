@@ -105,62 +105,67 @@ std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcep
 // Nobody holds these chunks any more. They come to their queues from the last one to the first: a chain from its leaf on.
 void Directory::make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
-  const uint64_t used_ns = latest_ns_;
-  for (const RecordId id : chain) {
-    ChunkRecord& record = records_[id];
+  count_idle(chain, [this, used_ns = latest_ns_](ChunkRecord& record) {
     KVPOOL_CHECK(record.state == ChunkState::READY);
     KVPOOL_CHECK(record.holds == 0);
     record.last_access_ns = used_ns;
     record.standing = standings_.of(record);
-  }
-  count_idle(chain);
+  });
   queues_.add_all(chain);
 }
 
-// What of these chunks can be evicted now, or once their pins end. A chain is of one size class.
-void Directory::count_idle(std::span<const RecordId> chain) noexcept {
+// What of these chunks can be evicted now, or once their pins end. `prepare` is called with each before. REQUIRES: of one size class.
+template <typename Prepare>
+void Directory::count_idle(std::span<const RecordId> chain, Prepare prepare) noexcept {
+  if (chain.empty()) {
+    return;
+  }
+  const ClassId of = records_[chain.front()].size_class;
   TouchedRun run;
-  ClassBytes bytes;
-  uint64_t taken = 0;
-  uint64_t idle = 0;
+  uint64_t pinned = 0;
   for (const RecordId id : chain) {
-    const ChunkRecord& record = records_[id];
-    bytes = bytes.of == record.size_class ? bytes : class_bytes(record.size_class);
-    taken += bytes.taken;
+    ChunkRecord& record = records_[id];
+    prepare(record);
     if (record.pins == 0) {
       arena_.set_idle(record.page, record.last_access_ns, run);
-      idle += bytes.chunk;
     } else {
-      ++stats_.pinned;
-      stats_.pinned_bytes += bytes.chunk;
+      ++pinned;
     }
   }
-  shares_.unprotect_bytes(taken);
-  stats_.idle_bytes += idle;
+  const uint64_t bytes = arena_.size_class(of).chunk_bytes;
+  shares_.unprotect(of, chain.size());
+  stats_.idle_bytes += (chain.size() - pinned) * bytes;
+  stats_.pinned += pinned;
+  stats_.pinned_bytes += pinned * bytes;
 }
 
-// Somebody holds these chunks, or they leave.
+void Directory::count_idle(RecordId id) noexcept {
+  count_idle(std::span(&id, 1), [](const ChunkRecord&) {});
+}
+
+// Somebody holds these chunks, or they leave. REQUIRES: of one size class.
 void Directory::make_busy(std::span<const RecordId> chain) noexcept {
+  if (chain.empty()) {
+    return;
+  }
   queues_.remove_all(chain);
+  const ClassId of = records_[chain.front()].size_class;
   TouchedRun run;
-  ClassBytes bytes;
-  uint64_t taken = 0;
-  uint64_t idle = 0;
+  uint64_t pinned = 0;
   for (const RecordId id : chain) {
     const ChunkRecord& record = records_[id];
     KVPOOL_CHECK(record.state == ChunkState::READY);
-    bytes = bytes.of == record.size_class ? bytes : class_bytes(record.size_class);
-    taken += bytes.taken;
     if (record.pins == 0) {
       arena_.set_busy(record.page, run);
-      idle += bytes.chunk;
     } else {
-      --stats_.pinned;
-      stats_.pinned_bytes -= bytes.chunk;
+      ++pinned;
     }
   }
-  shares_.protect_bytes(taken);
-  stats_.idle_bytes -= idle;
+  const uint64_t bytes = arena_.size_class(of).chunk_bytes;
+  shares_.protect(of, chain.size());
+  stats_.idle_bytes -= (chain.size() - pinned) * bytes;
+  stats_.pinned -= pinned;
+  stats_.pinned_bytes -= pinned * bytes;
 }
 
 // No lookup finds the chunk any more, and who is reading it sees that in the generation word.

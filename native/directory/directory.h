@@ -233,15 +233,6 @@ class Directory {
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
             const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
 
-  // What a chunk of a size class has, and what it takes from others.
-  struct ClassBytes {
-    ClassId of;
-    uint64_t chunk = 0;
-    uint64_t taken = 0;
-  };
-  [[nodiscard]] ClassBytes class_bytes(ClassId of) const noexcept {
-    return {of, arena_.size_class(of).chunk_bytes, shares_.taken_bytes(of)};
-  }
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept { return arena_.size_class(of.size_class).chunk_bytes; }
   // The record of a key, whatever its state; unset where it is not here.
   [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept {
@@ -266,7 +257,9 @@ class Directory {
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept { make_idle(std::span(&id, 1), now_ns); }
   void make_idle(std::span<const RecordId> chain, uint64_t now_ns) noexcept;
-  void count_idle(std::span<const RecordId> chain) noexcept;
+  template <typename Prepare>
+  void count_idle(std::span<const RecordId> chain, Prepare prepare) noexcept;
+  void count_idle(RecordId id) noexcept;
   void make_busy(RecordId id) noexcept { make_busy(std::span(&id, 1)); }
   void make_busy(std::span<const RecordId> chain) noexcept;
   void hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;

@@ -62,40 +62,46 @@ void Directory::add_holds(std::span<const RecordId> chain) noexcept {
   });
 }
 
-// Of each namespace as many chunks more, or less, are held: `by` is 1 or -1. A chain is of one.
+// So many chunks more of their namespace are held, or less: `by` is 1 or -1.
 void Directory::count_held(std::span<const RecordId> chain, uint64_t by) noexcept {
-  for (size_t first = 0, end = 0; first < chain.size(); first = end) {
-    const NamespaceId owner = records_[chain[first]].owner;
-    while (end < chain.size() && records_[chain[end]].owner == owner) {
-      ++end;
-    }
-    namespaces_[owner.value()].held += by * (end - first);
+  if (!chain.empty()) {
+    namespaces_[records_[chain.front()].owner.value()].held += by * chain.size();
   }
 }
 
 // `preceding`: how many chunks the request has found before these.
 void Directory::note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
-  policy_->note_reuses(records_, records, latest_ns_);
   // Until the request stores some more.
   const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
-  // A chain was mostly used at one time: counted together.
-  uint64_t gap_ns = 0;
-  uint64_t alike = 0;
+  // A chain is mostly of one class, and was used at one time: counted together, for this is on the way of every load.
+  uint8_t learned_class = 0;
+  uint64_t used_ns = latest_ns_;
+  uint32_t unheld = 0;
+  uint32_t in_use = 0;
+  const auto count = [&] {
+    stats_.reuse_gaps.add(latest_ns_ - used_ns, unheld);
+    policy_->note_reuse(learned_class, used_ns, std::exchange(unheld, 0), latest_ns_);
+  };
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
-    const uint64_t own_gap_ns = record.holds == 0 ? latest_ns_ - record.last_access_ns : 0;
-    if (own_gap_ns != gap_ns) {
-      stats_.reuse_gaps.add(gap_ns, std::exchange(alike, 0));
-      gap_ns = own_gap_ns;
+    if (record.holds != 0) {
+      ++in_use;
+    } else if (record.last_access_ns == used_ns && record.learned_class == learned_class) {
+      ++unheld;
+    } else {
+      count();
+      used_ns = record.last_access_ns;
+      learned_class = record.learned_class;
+      unheld = 1;
     }
-    ++alike;
     record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
     record.touches = static_cast<uint8_t>(record.touches + (record.touches < UINT8_MAX ? 1 : 0));
   }
-  stats_.reuse_gaps.add(gap_ns, alike);
+  count();
+  stats_.reuse_gaps.add(0, in_use);
   if (is_lower()) {
     for (const RecordId id : records) {
       records_[id].retained_tick = tick_of(latest_ns_);  // a use on its way up
@@ -149,16 +155,15 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
   size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
   const auto rest = [&](size_t first) {
     const auto ended = chain.subspan(first, end - first);
+    holds_.count_unheld(ended.size());
     count_held(ended, uint64_t{0} - 1);
     make_idle(ended, now_ns);
   };
   for (size_t index = chain.size(); index-- > 0;) {
     const RecordId id = chain[index];
     ChunkRecord& record = records_[id];
-    const bool is_ready = record.state == ChunkState::READY;
-    if (is_ready && record.holds == 1) {
+    if (record.state == ChunkState::READY && holds_.unhold_last(record)) {
       standings_.set_written(record, false);
-      holds_.unhold(id);
       continue;
     }
     rest(index + 1);
@@ -307,26 +312,24 @@ void Directory::locate(HoldId hold, ColumnRows rows) const {
 }
 
 void Directory::locate_records(std::span<const RecordId> records, ColumnRows rows) const {
-  LastRun last;
   const auto own_level = static_cast<uint8_t>(tier_);
   const auto copy_level = copies_ == nullptr ? own_level : static_cast<uint8_t>(copies_->copies().tier_);
   uint64_t* const offsets = rows.offsets;
   uint64_t* const generations = rows.generations;
-  uint64_t* const slots = rows.slots;
+  uint8_t* const levels = rows.levels;
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
-    const PageIndex page = record.page;
-    offsets[index] = page.valid() ? page.value() * PAGE_BYTES : 0;
+    offsets[index] = record.has_slot() ? record.page.value() * PAGE_BYTES : 0;
     generations[index] = record.generation;
-    if (slots != nullptr) {
-      slots[index] = table_.slot_of(page, last).packed();
-    }
+    levels[index] = record.state == ChunkState::READY       ? (record.has_copy ? copy_level : own_level)
+                    : record.state == ChunkState::PROMOTING ? uint8_t{record.source}
+                                                            : NO_LEVEL;
   }
-  for (size_t index = 0; index < records.size(); ++index) {
-    const ChunkRecord& record = records_[records[index]];
-    rows.levels[index] = record.state == ChunkState::READY       ? (record.has_copy ? copy_level : own_level)
-                         : record.state == ChunkState::PROMOTING ? uint8_t{record.source}
-                                                                 : NO_LEVEL;
+  if (rows.slots != nullptr) {
+    LastRun last;
+    for (size_t index = 0; index < records.size(); ++index) {
+      rows.slots[index] = table_.slot_of(PageIndex(records_[records[index]].page), last).packed();
+    }
   }
 }
 

@@ -37,7 +37,7 @@ void Directory::end_pin(RecordId id) noexcept {
     free_slot(id);
     return;
   }
-  count_idle({&id, 1});
+  count_idle(id);
   standings_.settle_chunk(id);
 }
 

@@ -43,30 +43,9 @@ double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t 
   return duel_.is_by_age() ? static_cast<double>(last_access_ns) : learned_.worth(queue, last_access_ns, now_ns);
 }
 
-// A chain is mostly of one class and age: counted together, for this is on the way of every load.
-void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain,
-                                   uint64_t now_ns) noexcept {
-  uint32_t alike = 0;
-  uint8_t queue = 0;
-  uint64_t last_access_ns = now_ns;
-  const auto count = [&] {
-    model_.note_end(queue, now_ns - last_access_ns, alike);
-    learned_uses_ += alike;
-    alike = 0;
-  };
-  for (const RecordId id : chain) {
-    const ChunkRecord& record = records[id];
-    if (record.holds != 0) {
-      continue;
-    }
-    if (record.learned_class != queue || record.last_access_ns != last_access_ns) {
-      count();
-      queue = record.learned_class;
-      last_access_ns = record.last_access_ns;
-    }
-    ++alike;
-  }
-  count();
+void ClassQueuePolicy::note_reuse(uint8_t learned_class, uint64_t last_access_ns, uint32_t chunks, uint64_t now_ns) noexcept {
+  model_.note_end(learned_class, now_ns - last_access_ns, chunks);
+  learned_uses_ += chunks;
 }
 
 void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {

@@ -49,8 +49,8 @@ class EvictionPolicy {
   // What a chunk in this queue is worth that was used last at that time; the lowest goes first.
   [[nodiscard]] virtual double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept = 0;
 
-  // These chunks are being acquired; their records still say of their last use.
-  virtual void note_reuses(const ChunkRecords&, const std::vector<RecordId>& /*chain*/, uint64_t /*now_ns*/) noexcept {}
+  // So many chunks are being acquired that nobody holds, whose last use was at that time and counts in that class.
+  virtual void note_reuse(uint8_t /*learned_class*/, uint64_t /*last_access_ns*/, uint32_t /*chunks*/, uint64_t /*now_ns*/) noexcept {}
   // A chunk is stored that was not here: what is remembered of it goes into its record.
   virtual void note_new(ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
   // A chunk was evicted.

@@ -60,7 +60,7 @@ void EvictionQueues::add_all(std::span<const RecordId> ids) {
     for (; first > 0; --first) {
       ChunkRecord& next = records_[ids[first - 1]];
       next.level = next.priority;
-      if (next.level != last.level || next.queue != last.queue || next.standing != last.standing || next.size_class != last.size_class) {
+      if (next.level != last.level || next.queue != last.queue || next.standing != last.standing) {
         break;
       }
     }

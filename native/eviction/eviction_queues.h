@@ -51,7 +51,7 @@ class EvictionQueues {
   // The record becomes the newest of the list that its queue and standing name, at the level of its priority.
   void add(RecordId id) { add_all({&id, 1}); }
   // The same of several, from the last one to the first: a chain from its leaf on. Those that come to one list are linked there
-  // together.
+  // together. REQUIRES: of one size class.
   void add_all(std::span<const RecordId> ids);
   // The same, but the oldest.
   void add_oldest(RecordId id);

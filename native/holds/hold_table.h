@@ -81,6 +81,13 @@ class HoldTable {
     }
     take(ids.size());
   }
+  // The only hold of a chunk ends, which `count_unheld` counts; false where it has others.
+  static bool unhold_last(ChunkRecord& record) noexcept {
+    const bool is_last = record.holds == 1;
+    record.holds -= is_last ? 1U : 0U;
+    return is_last;
+  }
+  void count_unheld(uint64_t chunks) noexcept { held_ -= chunks; }
   // The same of pins.
   bool pin(RecordId id) noexcept {
     ChunkRecord& record = records_[id];

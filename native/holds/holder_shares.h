@@ -61,12 +61,9 @@ class HolderShares {
   [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept {
     return std::max(arena_.size_class(size_class).slot_bytes, record_share_);
   }
-  // A chunk of this class cannot be evicted from now on, or can again.
-  void protect(ClassId size_class) noexcept { protected_bytes_ += taken_bytes(size_class); }
-  void unprotect(ClassId size_class) noexcept { protected_bytes_ -= taken_bytes(size_class); }
-  // The same of several chunks, which take so many bytes together.
-  void protect_bytes(uint64_t taken) noexcept { protected_bytes_ += taken; }
-  void unprotect_bytes(uint64_t taken) noexcept { protected_bytes_ -= taken; }
+  // Chunks of this class cannot be evicted from now on, or can again.
+  void protect(ClassId size_class, uint64_t chunks = 1) noexcept { protected_bytes_ += chunks * taken_bytes(size_class); }
+  void unprotect(ClassId size_class, uint64_t chunks = 1) noexcept { protected_bytes_ -= chunks * taken_bytes(size_class); }
   // A chunk that cannot be evicted has lost its slot: its record alone is taken from now on, until `release_record`.
   void vacate(ClassId size_class) noexcept { protected_bytes_ -= taken_bytes(size_class) - record_share_; }
   void release_record() noexcept { protected_bytes_ -= record_share_; }

@@ -17,7 +17,7 @@ BATCH_PROMISE_BYTES_MAX = (
 BATCH_BYTES_MAX = 900_000  # of all requests in one Batch: it fits a frame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Batch:
     """Requests of the kinds in BATCHED, each the body of a frame. Served in order; answered by Batched."""
 
@@ -25,7 +25,7 @@ class Batch:
     requests: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Batched:
     """An answer for each request of a Batch, the body of a frame: its own, or a Failure."""
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 COPIES_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class FindCopies:
     """Ask which chunks of a lease have copies. `first` counts the rows of Leased. Answered by Copies. For a session that has
     opened the device."""
@@ -21,7 +21,7 @@ class FindCopies:
     first: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Copies:
     """The copies of the chunks from row `first` on, a row each up to the last one that has a copy, COPIES_MAX at most: columns
     of u64 offsets in the device tier's memory, u64 slots (as in Leased), and u64 generations of these slots (0: no copy)."""

@@ -8,7 +8,7 @@ REPORT_CHUNKS_MAX = 128
 SOURCES_MAX = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ReportChunks:
     """What one of an engine's block pools has dropped, and what it has from now on. Answered by ChunksTaken.
 
@@ -30,7 +30,7 @@ class ReportChunks:
     scope_of: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ChunksTaken:
     """A `ReportState` for each stored chunk of the report."""
 

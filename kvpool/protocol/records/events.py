@@ -9,7 +9,7 @@ from typing import ClassVar
 HISTORY_KEYS_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskEvents:
     """The events after id `last` (-1: from the first) of an incarnation (empty: the present one).
 
@@ -22,7 +22,7 @@ class AskEvents:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Events:
     """Some events (see `router_events/columns.py`), up to id `last`, and the namespaces that they name.
 
@@ -38,7 +38,7 @@ class Events:
     namespaces: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskSnapshot:
     """Some stored chunks; `cursor` 0 begins. Answered by SnapshotPage."""
 
@@ -46,7 +46,7 @@ class AskSnapshot:
     cursor: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SnapshotPage:
     """Some chunks as they are at event `as_of`; `cursor` asks for more, -1 when there are none.
 
@@ -61,7 +61,7 @@ class SnapshotPage:
     namespaces: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskChunkHistory:
     """The history of chunks: `keys`, HISTORY_KEYS_MAX at most. Answered by Report."""
 
@@ -69,7 +69,7 @@ class AskChunkHistory:
     keys: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskNamespaces:
     """The namespaces from number `first` on, as many as fit. Answered by NamespaceList."""
 
@@ -77,7 +77,7 @@ class AskNamespaces:
     first: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class NamespaceList:
     """Namespaces (see `router_events/columns.py`); none when there are no more."""
 

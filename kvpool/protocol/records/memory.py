@@ -6,7 +6,7 @@ from typing import ClassVar
 UUID_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class OpenMemory:
     """Ask for the device tier's memory, for an engine on the device of this UUID, or for the connection's own staging memory
     (empty). Answered by Memory, and its file descriptor with it; Failure with code `device` or `mode` where there is none."""
@@ -15,7 +15,7 @@ class OpenMemory:
     uuid: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Memory:
     """`memory_bytes` of it are to be mapped. Always the same: the device tier's for the life of the daemon, staging for that of
     the connection."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from kvpool.protocol.records import messages as m
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DropReservations:
     """End reservations, a column of u64, RENEWALS_MAX at most: what was not committed is given up, and their writer no longer
     writes. Later requests of the connection find nothing of them in use."""
@@ -19,7 +19,7 @@ class DropReservations:
     reservations: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DropLeases:
     """End leases, a column of u64, RENEWALS_MAX at most; those that have ended before are passed over."""
 
@@ -27,7 +27,7 @@ class DropLeases:
     leases: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LandSaved:
     """Extents of all chunks of a save's `run` have been copied, from `first_extent` on: other nodes may follow them before the
     commit.
@@ -43,7 +43,7 @@ class LandSaved:
     run: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class NameTokens:
     """Token ids of chunks that were taken from another node or a shared store, for events: i32 of each chunk, and the `scope`
     of all as in Commit. `keys`: of consecutive chunks, of one rank after those of another, NAMED_MAX at most. Chunks that have

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LogLevel:
     """Log from this level on; empty: as it is. Answered by Report, with the `level` and the one `before`."""
 
@@ -12,21 +12,21 @@ class LogLevel:
     level: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reload:
     """Read the configuration again and change what can be changed. Answered by Report, or by Failure with every fault."""
 
     KIND: ClassVar[int] = 71
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskConnections:
     """List all connections and what each holds. Answered by Report."""
 
     KIND: ClassVar[int] = 72
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Disconnect:
     """End a connection. Answered by Report: whether there was one (`disconnected`)."""
 
@@ -34,7 +34,7 @@ class Disconnect:
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Drain:
     """Decline new saves from now on, or (`is_on` False) take them again. Answered by Report: whether it was so (`before`)."""
 
@@ -42,14 +42,14 @@ class Drain:
     is_on: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskModels:
     """List models and layouts with what is stored of each, and how it is used. Answered by Report."""
 
     KIND: ClassVar[int] = 97
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskConfig:
     """The configuration in force. Answered by Report: for each option its value as written and its source (`options`)."""
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 OWNER_BYTES_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AskPeers:
     """List the known members from number `first` on, in the order of their addresses. Answered by Report: a page of `peers`,
     and how many there are in all (`members`)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Promise:
     """Answer with `tickets` tickets on those of `chunks` leading chunks that are there.
 
@@ -19,7 +19,7 @@ class Promise:
     claims: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Promised:
     """How many chunks were leased, 0 for none, and the level of each (as in Leased to a scheduler). `tickets`: one after the
     other, each of equal length."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 SEEK_KEYS_MAX = 4096  # of all groups and ranks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Seek:
     """Which of these chunks the shared store has: of every group and rank so many, one after the other. Of a chain they follow
     chunks that are known, and it is not asked for those behind one that it is known to lack.
@@ -22,7 +22,7 @@ class Seek:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Sought:
     """`there`: 1 for each chunk that it has, else 0; a hint, as a lookup's. `remember_s`: how long it is worth nothing to ask
     for the others again."""

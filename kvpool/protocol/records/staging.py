@@ -12,7 +12,7 @@ from typing import ClassVar
 COPIED_EXTENTS_MAX = 1 << 17
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class CopyStaged:
     """Have the daemon copy extents of reserved chunks out of staging: of each chunk `extents` one after the other, chunk by
     chunk from `offset` on. Chunks are counted among the reserved ones of a save's `run`. Answered by Done when staging may be
