@@ -131,9 +131,12 @@ class TokenRange:
     duration_s: float | None = None
 
 
+_LEVELS_IN = [tuple(level for level in Level if tiers >> level & 1) for tiers in range(1 << LEVELS)]
+
+
 def levels_in(tiers: int) -> tuple[Level, ...]:
     """The tiers of a set of bits, the fastest first."""
-    return tuple(level for level in Level if tiers >> level & 1)
+    return _LEVELS_IN[tiers & (len(_LEVELS_IN) - 1)]
 
 
 def level_of(tiers: int) -> Level | None:

@@ -293,7 +293,10 @@ class Journal:
 
     def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
         event = event_of_run(run, self._log.next_id)
-        self._append(self._engines.joined(event) if len(self._engines.chunks) else (event,))
+        if len(self._engines.chunks):
+            self._append(self._engines.joined(event))
+        else:
+            self._log.append(event)
         if run.change_kind == ChangeKind.ARRIVED:
             return
         keys, namespace = KeyColumn(run.keys), NamespaceId(run.namespace)

@@ -19,7 +19,7 @@ Invariant: no event names a block twice, and no message takes more than MESSAGE_
 Any thread, an `EventForm` one at a time; time is an argument.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,11 @@ MESSAGE_BYTES_MAX = 64 << 10
 MESSAGE_EVENTS_MAX = 256
 # Bytes of a token, of a block's hash and of the rest of an event, encoded: estimates from above.
 _TOKEN_BYTES, _HASH_BYTES, _EVENT_BYTES = 5, 9, 200
+
+# Where token ids stand in an event that has any; what has fewer fields has none.
+_TOKENS_AT = 3
+# A map or an array of up to so many fields begins with a byte that has their number.
+_SHORT, _SHORT_MAP, _SHORT_ARRAY = 15, 0x80, 0x90
 
 WireEvent = dict[str, Any] | list[Any]
 
@@ -177,11 +182,7 @@ class Batch:
         """The third frame."""
         packer = msgpack.Packer(use_bin_type=True)
         pieces = [packer.pack_array_header(3), packer.pack(wall_time_s), packer.pack_array_header(len(self.events))]
-        for event in self.events:
-            is_map = isinstance(event, Mapping)
-            pieces.append(packer.pack_map_header(len(event)) if is_map else packer.pack_array_header(len(event)))
-            values = (part for item in event.items() for part in item) if isinstance(event, Mapping) else event
-            pieces += [_packed(packer, value) for value in values]
+        pieces += [_encoded(event, packer) for event in self.events]
         pieces.append(packer.pack(0))
         return b"".join(pieces)
 
@@ -206,9 +207,23 @@ def batches(outgoing: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
     return done
 
 
-def _packed(packer: msgpack.Packer, value: object) -> bytes:
-    packed: bytes = kvpool_native.pack_ids(value.column) if isinstance(value, TokenIds) else packer.pack(value)
-    return packed
+def _encoded(event: WireEvent, packer: msgpack.Packer) -> bytes:
+    """An event's bytes: what stands before its token ids and behind them is packed in one call each."""
+    fields = list(event.items()) if isinstance(event, dict) else event
+    name, tokens = "", fields[_TOKENS_AT] if len(fields) > _TOKENS_AT else None
+    if isinstance(tokens, tuple):
+        name, tokens = tokens
+    if not isinstance(tokens, TokenIds):
+        whole: bytes = packer.pack(event)
+        return whole
+    assert len(fields) <= _SHORT
+    before, behind = fields[:_TOKENS_AT], fields[_TOKENS_AT + 1 :]
+    ids: bytes = kvpool_native.pack_ids(tokens.column)
+    if isinstance(event, dict):
+        parts = bytes([_SHORT_MAP | len(fields)]), packer.pack(dict(before))[1:], packer.pack(name)
+        return b"".join((*parts, ids, packer.pack(dict(behind))[1:]))
+    parts = bytes([_SHORT_ARRAY | len(fields)]), packer.pack(before)[1:], b""
+    return b"".join((*parts, ids, packer.pack(behind)[1:]))
 
 
 def _extra_keys(event: Event, blocks: int, dynamo_salt: str) -> list[list[str] | None] | None:
@@ -224,9 +239,15 @@ def _extra_keys(event: Event, blocks: int, dynamo_salt: str) -> list[list[str] |
 
 
 def _bytes_of(event: WireEvent) -> int:
-    values = event.values() if isinstance(event, Mapping) else event
-    tokens = sum(len(value) for value in values if isinstance(value, TokenIds))
-    hashes, extra = ([value for value in values if isinstance(value, list)] + [[], []])[:2]
-    size = _EVENT_BYTES + _HASH_BYTES * len(hashes) + _TOKEN_BYTES * tokens
-    names = [name for block in extra for name in block or ()] + [name for name in values if isinstance(name, str)]
-    return size + _HASH_BYTES * len(extra) + sum(_HASH_BYTES + len(name.encode()) for name in names)
+    size, lists = _EVENT_BYTES, 0
+    for value in event.values() if isinstance(event, dict) else event:
+        if isinstance(value, TokenIds):
+            size += _TOKEN_BYTES * len(value)
+        elif isinstance(value, str):
+            size += _HASH_BYTES + len(value.encode())
+        elif isinstance(value, list):
+            lists += 1
+            size += _HASH_BYTES * len(value)
+            if lists == 2:  # what distinguishes blocks besides tokens; the first one are the blocks' hashes
+                size += sum([_HASH_BYTES + len(name.encode()) for block in value for name in block or ()])
+    return size

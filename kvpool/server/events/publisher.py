@@ -91,6 +91,7 @@ class EventPublisher:
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
+        self._topics: dict[str, str] = {}  # of models that are published
         self._last = -1
         self._messages = 0
         self._events = 0
@@ -277,10 +278,18 @@ class EventPublisher:
         self._send(outgoing)
 
     def _is_published(self, model: str) -> bool:
-        return model != PROBE_MODEL and self._model in ("", model, name_without_revision(model))
+        return model in self._topics or (
+            model != PROBE_MODEL and self._model in ("", model, name_without_revision(model))
+        )
 
     def _topic_of(self, model: str) -> str:
-        return self._topic.format(host=self._host, model=model, name=name_without_revision(model))
+        topic = self._topics.get(model)
+        if topic is None:
+            if len(self._topics) == TOPICS_MAX:
+                self._topics.clear()
+            topic = self._topic.format(host=self._host, model=model, name=name_without_revision(model))
+            self._topics[model] = topic
+        return topic
 
     def _read_events(self) -> NamedEvents:
         """New events, after the topics of their models have begun."""
