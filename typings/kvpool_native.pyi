@@ -392,10 +392,10 @@ class Directory:
         stored whole.
         """
 
-    def lease_chain(self, namespace: int, keys: bytes, chunks: int, holder: int, now_ns: int) -> tuple[int, bytes, bytes, bytes, bytes] | None:
+    def lease_chain(self, namespace: int, keys: bytes, chunks: int, holder: int, now_ns: int) -> tuple[int, HoldColumns] | None:
         """
         Holds the chain of `chunks` chunks that ends in the last key, counted for a holder; None where not all of it is stored, or
-        is allowed. Its hold, and the columns of `HoldColumns`: offsets, generations, levels, slots.
+        is allowed. Its hold, and where its chunks lie.
         """
 
     def duplicate(self, holds: Sequence[int]) -> list[int]:

@@ -1,6 +1,7 @@
 // Bindings of holds and reservations. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -59,9 +60,7 @@ std::pair<nb::bytes, Word*> new_column(size_t words) {
   return {column, reinterpret_cast<Word*>(PyBytes_AS_STRING(column.ptr()))};
 }
 
-using LeasedChain = nb::typed<nb::tuple, int, nb::bytes, nb::bytes, nb::bytes, nb::bytes>;
-
-std::optional<LeasedChain> lease_chain(Directory& directory, uint32_t owner, const nb::bytes& keys, size_t n, uint32_t holder,
+std::optional<std::pair<HoldId, HoldColumns>> lease_chain(Directory& directory, uint32_t owner, const nb::bytes& keys, size_t n, uint32_t holder,
                                        uint64_t now_ns) {
   const uint8_t* const packed = packed_keys(keys);
   if (keys.size() == 0) {
@@ -77,7 +76,7 @@ std::optional<LeasedChain> lease_chain(Directory& directory, uint32_t owner, con
   const auto levels = new_column<uint8_t>(n);
   const auto slots = new_column<uint64_t>(directory.has_words() ? n : 0);
   directory.locate(hold.id, {offsets.second, generations.second, levels.second, directory.has_words() ? slots.second : nullptr});
-  return LeasedChain(nb::make_tuple(hold.id, offsets.first, generations.first, levels.first, slots.first));
+  return std::pair(hold.id, HoldColumns{offsets.first, generations.first, levels.first, slots.first});
 }
 
 // The packed keys from `first` on.
@@ -194,7 +193,7 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
            "stored whole.")
       .def("lease_chain", &lease_chain, "namespace"_a, "keys"_a, "chunks"_a, "holder"_a, "now_ns"_a,
            "Holds the chain of `chunks` chunks that ends in the last key, counted for a holder; None where not all of it is stored, or\n"
-           "is allowed. Its hold, and the columns of `HoldColumns`: offsets, generations, levels, slots.")
+           "is allowed. Its hold, and where its chunks lie.")
       .def(
           "duplicate",
           [](Directory& self, const std::vector<HoldId>& holds) {

@@ -178,7 +178,7 @@ class Readers:
         taken = self._directory.lease_chain(namespace, keys, count, session.holder, now_ns)
         if taken is None:
             return None
-        hold, offsets, generations, levels, slots = taken
+        hold, columns = taken
         holds: list[HoldId] = [hold]  # type: ignore[list-item]  # by name only
         lease = self._leases.grant(
             connection, count, {session.chain_rank: holds}, now_ns, least_ttl_ns=session.lease_ttl_ns
@@ -187,8 +187,8 @@ class Readers:
             self._hit_curve.note_lease(holds, session.chunk_sizes[0], now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         if session.layout.rank is None:
-            return lease, Leased(lease.id, count, b"", b"", levels, b"")
-        return lease, Leased(lease.id, count, offsets, generations, levels, slots)
+            return lease, Leased(lease.id, count, b"", b"", columns.levels, b"")
+        return lease, Leased(lease.id, count, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def take_holds(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""

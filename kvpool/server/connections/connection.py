@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 Answer = object
 Handler = Callable[[Any], Answer | Awaitable[Answer] | Parts[Answer]]
 Handlers = dict[int, tuple[type[Any], Handler]]
+_AWAITED = (CoroutineType, asyncio.Future)
 # Payload bytes. The smallest answer has 7, and the event loop keeps up to 800 for each that waits (measured): 7 MiB in all.
 WRITE_BUFFER_BYTES_MAX = 64 << 10
 
@@ -229,7 +230,7 @@ class Connection(asyncio.Protocol):
             answer = self._failure_to(kind, error)
         if type(answer) is GeneratorType:
             return self._advance(_Request(kind, sequence, started_ns, answer))
-        if isinstance(answer, CoroutineType) or asyncio.isfuture(answer):
+        if isinstance(answer, _AWAITED):
             self._await(answer, partial(self._answer_late, _Request(kind, sequence, started_ns, None)))
         else:
             self._answer(kind, sequence, started_ns, answer)
