@@ -69,6 +69,9 @@ def plan_retention(
 
     Raises InvalidArgument, naming the range, its value and what was expected.
     """
+    is_tuple = isinstance(retention, tuple)
+    if is_tuple and not retention and prompt_tokens is None and decode_priority is None and decode_duration_s is None:
+        return NO_RETENTION
     check_retention(retention, prompt_tokens, decode_priority, decode_duration_s)
     if not retention and decode_priority is None:
         return NO_RETENTION

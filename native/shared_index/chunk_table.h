@@ -111,8 +111,10 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
     return slot.region < regions_.size() ? regions_[slot.region].find(slot.number) : nullptr;
   }
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
-  // The tiers of the key's entry; 0 where there is none.
-  [[nodiscard]] uint8_t tiers_from(uint64_t home, const ChunkKey& key) const noexcept;
+  // The tiers of the key's entry; 0 where there is none. `slots`: slots_.
+  [[nodiscard]] uint8_t tiers_from(const TableSlot* slots, uint64_t home, const ChunkKey& key) const noexcept;
+  // The same for a key that was not found at home.
+  [[nodiscard]] uint8_t tiers_behind(uint64_t home, const ChunkKey& key) const noexcept;
   // Whether the key has an entry. `take(slot, generation)` reads what is wanted of it, and is right where this is true.
   template <typename Take>
   [[nodiscard]] bool find_with(uint64_t home, const ChunkKey& key, const Take& take) const noexcept;

@@ -124,9 +124,17 @@ std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& ke
   return is_found ? std::optional(entry) : std::nullopt;
 }
 
-uint8_t IndexView::tiers_from(uint64_t home, const ChunkKey& key) const noexcept {
+uint8_t IndexView::tiers_behind(uint64_t home, const ChunkKey& key) const noexcept {
   uint8_t tiers = 0;
   return find_with(home, key, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); }) ? tiers : uint8_t{0};
+}
+
+// Most keys stand at home, and need no more than a look there.
+[[gnu::always_inline]] inline uint8_t IndexView::tiers_from(const TableSlot* slots, uint64_t home, const ChunkKey& key) const noexcept {
+  bool empty = false;
+  uint8_t tiers = 0;
+  const Look look = read_slot(slots[home], key, empty, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); });
+  return look == Look::FOUND ? tiers : tiers_behind(home, key);
 }
 
 std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) const noexcept {
@@ -191,7 +199,7 @@ size_t IndexView::lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels
   for (size_t index = here + 1; index < n; ++index) {
     const Places place = places[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    if (const uint8_t tiers = tiers_from(place.home, key_at(index)); tiers != 0) {
+    if (const uint8_t tiers = tiers_from(slots_, place.home, key_at(index)); tiers != 0) {
       levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
     } else if (remote_->has(place.remote)) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);
@@ -204,11 +212,15 @@ size_t IndexView::lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels
 
 size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
   std::array<uint64_t, PREFETCH_AHEAD> homes{};
+  // In registers: behind each look into shared memory the compiler would read the members again.
+  const HashSeed seed = seed_;
+  const TableSlot* const slots = slots_;
+  const uint64_t count = shape_.slots;
   const auto prefetch = [&](size_t index) {
     if (index < n) {
-      const uint64_t home = home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), seed_, shape_.slots);
+      const uint64_t home = home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), seed, count);
       homes[index % PREFETCH_AHEAD] = home;
-      __builtin_prefetch(&slots_[home]);
+      __builtin_prefetch(&slots[home]);
     }
   };
   for (size_t index = 0; index < PREFETCH_AHEAD; ++index) {
@@ -217,7 +229,7 @@ size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) co
   for (size_t index = 0; index < n; ++index) {
     const uint64_t home = homes[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    const uint8_t tiers = tiers_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    const uint8_t tiers = tiers_from(slots, home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
     if (tiers == 0) {
       return index;
     }
@@ -246,7 +258,7 @@ size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, bool 
       prefetch(index - ahead);
     }
     const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
-    if (const uint8_t tiers = tiers_from(home, key); tiers != 0) {
+    if (const uint8_t tiers = tiers_from(slots_, home, key); tiers != 0) {
       levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
     } else if (remote != nullptr && remote->has(remote->place_of(key))) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);

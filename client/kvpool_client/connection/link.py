@@ -111,14 +111,16 @@ class Link:
         if not session.is_alive:
             self.lost()
 
-    def use_lease(self, lease_id: int) -> None:
-        """Renew this lease until `unuse_lease`: a load of it begins."""
+    def use_lease(self, lease_id: int, due: Deadline) -> None:
+        """Renew this lease until `unuse_lease`: a load of it begins. `due`: when first; a load that ends before costs no
+        request."""
+        due_s = due.remaining_s()
         with self._lock:
+            is_sooner = not self._leases_in_use or due_s < self._renewal.remaining_s()
             self._leases_in_use[lease_id] = self._leases_in_use.get(lease_id, 0) + 1
-            is_first = len(self._leases_in_use) == 1
-            if is_first:
-                self._renewal = Deadline(0.0)
-        if is_first:
+            if is_sooner:
+                self._renewal = due
+        if is_sooner and due_s < REPORT_INTERVAL_S:  # else the thread looks before
             self._wake()
 
     def unuse_lease(self, lease_id: int) -> None:

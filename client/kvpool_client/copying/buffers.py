@@ -13,6 +13,7 @@ reading the arrays' attributes, and for asking the driver which device has an ad
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -204,7 +205,9 @@ def _device_bytes(interface: object, name: str) -> ArrayBytes:
     return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}", _name_of(dtype))
 
 
+@lru_cache(64)
 def _name_of(dtype: "np.dtype[np.generic]") -> str:
+    """A dtype's name, made once: numpy works it out anew each time."""
     if not dtype.isnative:
         return f"{dtype.name} of the other byte order"
     return "a structure" if dtype.names else dtype.name

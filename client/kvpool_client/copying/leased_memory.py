@@ -63,7 +63,7 @@ class LeasedMemory:
         self._bytes = self._arena.view()  # keeps the arena mapped
         if int(self._offsets.max()) > self._arena.size - self.layout.stored_bytes:
             raise InvalidArgument(f"the lease names memory that is not there: {lease!r}")
-        link.use_lease(lease.id)
+        link.use_lease(lease.id, lease.renewal)
         self._is_closed = False
 
     def __repr__(self) -> str:

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool import failpoint
+from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.states import Level
+from kvpool_client.connection.link import RENEW_FRACTION
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace
@@ -120,6 +122,8 @@ class LeaseHold:
         self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
+        # When a load that uses it has it renewed first.
+        self.renewal = Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION if session is not None else 0.0)
         self._leased = leased
         self._pid = os.getpid()
         self._lock = threading.Lock()

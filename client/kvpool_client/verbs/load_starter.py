@@ -69,7 +69,7 @@ class LoadStarter:
             if not all(are_held):
                 load.cancel()
             for lease in leases:
-                self._link.use_lease(lease.id)
+                self._link.use_lease(lease.id, lease.renewal)
         return load
 
     def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:

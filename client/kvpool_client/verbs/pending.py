@@ -22,7 +22,7 @@ class PendingChunks:
 
     def __init__(self, session: Session | None, keys: KeyColumn) -> None:
         self._session = session
-        self._keys = list(keys)
+        self._keys = list(keys) if keys.packed else []
 
     def __len__(self) -> int:
         return len(self._keys)

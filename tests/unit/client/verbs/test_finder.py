@@ -41,7 +41,7 @@ class Rig:
         self.now_ns = 0
         self.session: Any = SimpleNamespace(
             index=self.index,
-            welcome=SimpleNamespace(has_store=has_store),
+            welcome=SimpleNamespace(has_store=has_store, lease_ttl_s=30.0),
             has_peers=False,
             call=self._call,
             peer_pace=lambda *_: None,

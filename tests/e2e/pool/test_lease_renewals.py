@@ -1,0 +1,52 @@
+"""Renewals of the leases of running loads: none for a load that ends soon, one at once for a lease that has waited."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvpool.clock import Deadline
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.prompts import begin_load, load, prompt, store
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The kind of each request of any thread."""
+    kinds: list[type] = []
+    call = Session.call
+
+    def call_and_note(session: Session, request: object, *rest: Any) -> Any:
+        kinds.append(type(request))
+        return call(session, request, *rest)
+
+    monkeypatch.setattr(Session, "call", call_and_note)
+    return kinds
+
+
+def test_a_load_that_ends_soon_costs_no_request(start_daemon: Start, asked: list[type]) -> None:
+    with start_daemon(server__lease_ttl="10m").connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        for _ in range(3):
+            with pool.acquire(pool.lookup(keys)) as lease:
+                assert load(pool, lease)[0].reason == "complete"
+    assert asked.count(m.Acquire) == 3
+    assert m.Renew not in asked
+
+
+def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: Start, asked: list[type]) -> None:
+    with start_daemon(server__lease_ttl="20s").connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as waited, pool.acquire(pool.lookup(keys)) as young:
+            begun, _ = begin_load(pool, young)
+            waited.hold.renewal = Deadline(0.0)  # as if its time had come
+            assert m.Renew not in asked
+            late, _ = begin_load(pool, waited)
+            wait_until(lambda: m.Renew in asked, "both leases are renewed")
+            assert begun.wait().reason == late.wait().reason == "complete"
