@@ -147,6 +147,20 @@ def test_routers_know_the_stored_chunks_after_gaps_too(seed: int) -> None:
         publisher.stop()
 
 
+def test_a_read_is_followed_by_another_where_the_log_has_more_alone(publisher: EventPublisher) -> None:
+    rig = _rig_of(publisher)
+    rig.store([1, 2])
+    assert not publisher._publish_some()
+    _assert_right(publisher)
+    assert not publisher._publish_some()
+    for number in range(3, 6):
+        rig.store([number])
+        found = rig.journal.since(b"", publisher._last, bytes_max=1)
+        assert (len(found.events), found.has_more) == (1, number > 3)
+    assert not publisher._publish_some()
+    _assert_right(publisher)
+
+
 def test_a_snapshot_that_is_interrupted_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control thread did not answer: what the other pages have comes in no event."""
     monkeypatch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", 2)
