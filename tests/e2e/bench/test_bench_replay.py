@@ -61,7 +61,7 @@ _run = partial(execute, "bench", "replay")
 
 def _rows(run: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     document = json.loads(run.stdout)
-    assert set(document) == {"command", "version", "machine", "rows", "notes"}
+    assert set(document) == {"command", "version", "is_quick", "machine", "rows", "notes", "compared"}
     assert document["command"] == "bench replay"
     rows: list[dict[str, Any]] = document["rows"]
     return rows
