@@ -1093,6 +1093,11 @@ class Recall:
         (chosen [kv_heads, take], is_dense [kv_heads], kept_mass [heads], loose_share [heads], tail_logits [heads] or None, tail_values [heads, head_dim] or None). `queries` [heads, head_dim] unscaled; `records`: addresses u64 of the first KV head's record, for each block. GIL released.
         """
 
+    def attend(self, team: WorkerTeam, dtype: str, query: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys_behind: int, records: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], records_behind: int, tokens: int, block_tokens: int, first: int, blocks: int, take: int, value_offset: int, token_stride: int, loose_share: float, tail_weight_max: float) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C')], float, int, int]:
+        """
+        A step of a layer: (value [heads, head_dim], sum of kept masses, how many these are, KV heads that have read everything). `keys`, `records`: addresses u64 by run, of layer 0; the layer's lie so many bytes behind. `first`: run of the first of the middle `blocks`. GIL released. ValueError for shapes that do not agree; the addresses are believed.
+        """
+
 def sparse_path() -> str:
     """What builds and recalls: avx512, avx2 or portable."""
 

@@ -71,7 +71,7 @@ def as_items(name: str, array: object, layout: Layout) -> npt.NDArray[np.generic
 
 def as_query(query: object, layout: Layout) -> npt.NDArray[np.float32]:
     """A query [heads, head_dim] as float32. Raises InvalidArgument."""
-    if is_tensor(query):
+    if not isinstance(query, np.ndarray) and is_tensor(query):
         if not query.is_floating_point():  # type: ignore[attr-defined]  # a torch.Tensor
             raise InvalidArgument(f"q has dtype {query.dtype}, expected floating point numbers")  # type: ignore[attr-defined]  # likewise
         query = query.detach().float().cpu().numpy()  # type: ignore[attr-defined]  # a torch.Tensor

@@ -12,7 +12,7 @@ import kvpool_native
 from kvpool_sparse.arrays import stored_dtype
 from kvpool_sparse.offload import SharedLease
 from kvpool_sparse.pages import Bytes, Items, Page, PageForm, PageMemory
-from kvpool_sparse.results import Floats
+from kvpool_sparse.results import LOOSE_SHARE, TAIL_WEIGHT_MAX, Floats
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -110,6 +110,40 @@ class PageTable:
             wanted,
             value_offset=self.form.plane_bytes,
             token_stride=layout.token_plane_bytes,
+        )
+
+    def attend_by_lookup(
+        self,
+        layer: int,
+        query: Floats,
+        by: "kvpool_native.Recall",
+        *,
+        team: "kvpool_native.WorkerTeam",
+        tokens: int,
+        first: int,
+        blocks: int,
+        take: int,
+    ) -> tuple[Floats, float, int, int]:
+        """A step of a layer that reads `take` of the `blocks` middle ones from run `first` on: `(value [heads, head_dim],
+        sum of kept masses, their number, KV heads that have read everything)`."""
+        form = self.form
+        return by.attend(
+            team,
+            form.layout.dtype,
+            query,
+            keys=self._keys,
+            keys_behind=layer * form.layer_bytes,
+            records=self._records,
+            records_behind=layer * form.layer_summary_bytes,
+            tokens=tokens,
+            block_tokens=form.block_tokens,
+            first=first,
+            blocks=blocks,
+            take=take,
+            value_offset=form.plane_bytes,
+            token_stride=form.token_stride,
+            loose_share=LOOSE_SHARE,
+            tail_weight_max=TAIL_WEIGHT_MAX,
         )
 
     def gather(self, layer: int, runs: npt.NDArray[np.int64]) -> tuple[Items, Items]:

@@ -14,7 +14,7 @@ One thread at a time.
 """
 
 import ctypes
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,33 +29,25 @@ Items = npt.NDArray[np.generic]
 FREE_PAGES_MAX = 4
 
 
-@dataclass(frozen=True, slots=True)
 class PageForm:
-    """Sizes that all pages of a pool's sequences have in common, in bytes, and the form of their summaries."""
+    """Sizes that all pages of a pool's sequences have in common, in bytes, and the form of their summaries. Immutable.
 
-    layout: Layout
-    block_tokens: int
-    summary_form: str
+    `blocks`: blocks in a page. `plane_bytes`: from a token's key to its value. `token_stride`: from one token's to the next.
+    `block_summary_bytes`: of the summaries of one block, of all KV heads; `layer_summary_bytes`, `page_summary_bytes`: of all
+    summaries of a page's layer, and of a page.
+    """
 
-    @property
-    def blocks(self) -> int:
-        """Blocks in a page."""
-        return self.layout.chunk_tokens // self.block_tokens
-
-    @property
-    def plane_bytes(self) -> int:
-        """Bytes from a token's key to its value."""
-        return self.layout.chunk_tokens * self.layout.token_plane_bytes
-
-    @property
-    def block_summary_bytes(self) -> int:
-        """Bytes of the summaries of one block, of all KV heads."""
-        return self.layout.kv_heads * kvpool_native.summary_bytes(self.summary_form, self.layout.head_dim)
-
-    @property
-    def page_summary_bytes(self) -> int:
-        """Bytes of all summaries of a page."""
-        return self.layout.layers * self.blocks * self.block_summary_bytes
+    def __init__(self, layout: Layout, block_tokens: int, summary_form: str) -> None:
+        self.layout: Final = layout
+        self.block_tokens: Final = block_tokens
+        self.summary_form: Final = summary_form
+        self.blocks: Final = layout.chunk_tokens // block_tokens
+        self.token_stride: Final = layout.token_plane_bytes
+        self.plane_bytes: Final = layout.chunk_tokens * self.token_stride
+        self.layer_bytes: Final = layout.layer_bytes
+        self.block_summary_bytes: Final = layout.kv_heads * kvpool_native.summary_bytes(summary_form, layout.head_dim)
+        self.layer_summary_bytes: Final = self.blocks * self.block_summary_bytes
+        self.page_summary_bytes: Final = layout.layers * self.layer_summary_bytes
 
 
 class Page:

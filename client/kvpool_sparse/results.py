@@ -13,7 +13,9 @@ from kvpool.errors import KVPoolError
 Floats = npt.NDArray[np.float32]
 
 
-# The largest weight of an estimate that may be unreliable; measured (docs/performance.md).
+# A head is doubtful where so large a share of its blocks is loose (LOOSE_BOUND), and reads everything where its estimate
+# weighs more than that; measured (docs/performance.md).
+LOOSE_SHARE = 0.5
 TAIL_WEIGHT_MAX = 0.1
 
 
@@ -50,24 +52,3 @@ class Recall:
     kept_mass: Floats
     is_dense: npt.NDArray[np.bool_]
     is_doubtful: npt.NDArray[np.bool_]
-
-
-def merged(parts: "list[tuple[Floats, Floats]]") -> tuple[Floats, Floats]:
-    """Attention over several sets of tokens from that over each: `(logit [heads], value [heads, head_dim])`, as
-    `Recall.tail`.
-
-    Stable in float32: weights are relative to the largest logit; a part without tokens (logit -inf) counts nothing,
-    whatever its value.
-    """
-    logits = np.stack([logit for logit, _ in parts])
-    most = logits.max(axis=0)
-    base = np.where(np.isneginf(most), np.float32(0), most)
-    weights = np.exp(logits - base)
-    total = weights.sum(axis=0)
-    value = np.zeros_like(parts[0][1])
-    for weight, (_, part) in zip(weights, parts, strict=True):
-        value += np.where(weight[:, None] > 0, weight[:, None] * part, np.float32(0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = np.where(total[:, None] > 0, value / total[:, None], np.where(np.isnan(total)[:, None], np.nan, 0))
-        logit = np.where(total > 0, base + np.log(total), np.where(np.isnan(total), np.nan, -np.inf))
-    return logit.astype(np.float32), value.astype(np.float32)

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
@@ -34,17 +33,16 @@ from kvpool_sparse.key_source import KeySource
 from kvpool_sparse.offload import Offload, closing_aside
 from kvpool_sparse.page_table import PageTable
 from kvpool_sparse.pages import PageForm
-from kvpool_sparse.results import TAIL_WEIGHT_MAX, Floats, Recall, SequenceLost, merged
+from kvpool_sparse.results import LOOSE_SHARE, Floats, Recall, SequenceLost
 from kvpool_sparse.tally import Tally, TallyReports
 from kvpool_sparse.teams import team_of
 from kvpool_sparse.turns import Turns, in_turn
 
 DEFAULT_SUMMARIES = "clusters7"
 WITH_TAIL = ("clusters7",)
-# A block is loose where the spread of its keys makes half the variance of its logits more than this, and a head
-# doubtful where so large a share of its blocks is; measured (docs/performance.md).
+# A block is loose where the spread of its keys makes half the variance of its logits more than this; measured
+# (docs/performance.md).
 LOOSE_BOUND = 4.0
-LOOSE_SHARE = 0.5
 # Full pages that may wait for their save before an append waits for it.
 BACKLOG_PAGES_MAX = 8
 # How often chunks may be lost and leased again while they are read.
@@ -312,11 +310,7 @@ class SparseSequence:
             every = np.broadcast_to(np.arange(blocks, dtype=np.int32), (kv_heads, blocks))
             none = np.zeros(kv_heads, np.bool_)
             return Recall(every, None, np.ones(heads, np.float32), none, none)
-        take = self.config.blocks_to_take(blocks)
-        if (
-            take < blocks
-        ):  # of the newest token, later layers have approximate KV from now on, and so have all tokens behind
-            self._offload.end_exact(self._tokens[layer] - 1)
+        take = self._blocks_to_take(layer, blocks)
         records = self._table.records(layer, self._init_runs, blocks)
         has_tail = self._table.form.summary_form in WITH_TAIL
         chosen, is_dense, kept_mass, loose, logits, values = self._native_recall(heads // kv_heads).run(
@@ -328,40 +322,33 @@ class SparseSequence:
         self.tally.note_recall(recall, blocks)
         return recall
 
+    def _blocks_to_take(self, layer: int, blocks: int) -> int:
+        """How many of so many middle blocks a step reads. Where that is not all, later layers have approximate KV of the newest
+        token from now on, and so have all tokens behind."""
+        take = self.config.blocks_to_take(blocks)
+        if take < blocks:
+            self._offload.end_exact(self._tokens[layer] - 1)
+        return take
+
     def _attended(self, layer: int, query: Floats) -> Floats:
-        found = self._recall(layer, query) if self._is_sparse(layer) else None
-        part = self._attend(layer, query, found)
-        if found is None or found.tail is None or np.isneginf(found.tail[0]).all():
-            return part[1]
-        group = query.shape[0] // self.layout.kv_heads
-        tail = np.where(np.repeat(found.is_dense, group), np.float32(-np.inf), found.tail[0]), found.tail[1]
-        if np.isneginf(tail[0]).all():
-            return part[1]
-        logit, value = merged([part, tail])
-        if found.is_doubtful.any():
-            is_heavy = (np.exp(tail[0] - logit) > TAIL_WEIGHT_MAX).reshape(-1, group).any(axis=1) & found.is_doubtful
-            self._read_whole(layer, query, is_heavy, value)
+        blocks, kv_heads, tokens = self._summarised[layer], self.layout.kv_heads, self._tokens[layer]
+        if not self._is_sparse(layer) or not blocks:
+            every = np.ones((self._table.runs_of(tokens), kv_heads), np.uint8)
+            return self._table.attend(layer, query, every, tokens=tokens, team=self._team)[1]
+        take = self._blocks_to_take(layer, blocks)
+        value, mass, masses, dense_heads = self._table.attend_by_lookup(
+            layer,
+            query,
+            self._native_recall(query.shape[0] // kv_heads),
+            team=self._team,
+            tokens=tokens,
+            first=self._init_runs,
+            blocks=blocks,
+            take=take,
+        )
+        self.tally.note_taken(kv_heads, take, blocks, dense_heads=dense_heads)
+        self.tally.note_kept(mass, masses)
         return value
-
-    def _read_whole(self, layer: int, query: Floats, is_heavy: npt.NDArray[np.bool_], value: Floats) -> None:
-        """Replace the outcome of KV heads whose estimate is unreliable and weighs much by that of full attention."""
-        if is_heavy.any():
-            runs = self._table.runs_of(self._tokens[layer])
-            wanted = np.ascontiguousarray(np.broadcast_to(is_heavy, (runs, len(is_heavy))), np.uint8)
-            whole = self._table.attend(layer, query, wanted, tokens=self._tokens[layer], team=self._team)[1]
-            heads = np.repeat(is_heavy, query.shape[0] // len(is_heavy))
-            value[heads] = whole[heads]
-            self.tally.dense_heads += int(is_heavy.sum())
-
-    def _attend(self, layer: int, query: Floats, found: Recall | None) -> tuple[Floats, Floats]:
-        runs = self._table.runs_of(self._tokens[layer])
-        wanted = np.ones((runs, self.layout.kv_heads), np.uint8)
-        if found is not None:
-            blocks = self._summarised[layer]
-            middle = wanted[self._init_runs : self._init_runs + blocks]
-            middle[:] = found.is_dense
-            middle[found.blocks, np.arange(self.layout.kv_heads)[:, None]] = 1
-        return self._table.attend(layer, query, wanted, tokens=self._tokens[layer], team=self._team)
 
     def _native_recall(self, group: int) -> "kvpool_native.Recall":
         if group not in self._recalls:

@@ -39,14 +39,22 @@ class Tally:
     def note_recall(self, recall: Recall, blocks: int) -> None:
         """Count one recall among so many middle blocks."""
         kv_heads, taken = recall.blocks.shape
+        mass = recall.kept_mass[recall.kept_mass == recall.kept_mass]
+        self.note_taken(kv_heads, taken, blocks, dense_heads=int(recall.is_dense.sum()))
+        self.note_kept(float(mass.sum()), len(mass))
+
+    def note_taken(self, kv_heads: int, taken: int, blocks: int, *, dense_heads: int) -> None:
+        """Count one recall, of `taken` of the middle blocks for each KV head."""
         self.recalls += 1
         self.recalled_blocks += kv_heads * taken
         self.middle_blocks += kv_heads * blocks
         self.heads += kv_heads
-        self.dense_heads += int(recall.is_dense.sum())
-        mass = recall.kept_mass[recall.kept_mass == recall.kept_mass]
-        self.kept_mass_sum += float(mass.sum())
-        self.kept_mass_count += len(mass)
+        self.dense_heads += dense_heads
+
+    def note_kept(self, mass: float, heads: int) -> None:
+        """Count the sum of the kept masses of so many query heads."""
+        self.kept_mass_sum += mass
+        self.kept_mass_count += heads
 
     def as_dict(self) -> dict[str, int | float]:
         """The counters by their names, and the mean kept mass."""

@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "kv_types.h"
 #include "released_gil.h"
 #include "sparse/block_summary.h"
+#include "sparse/lookup_step.h"
 #include "sparse/recall.h"
 #include "sparse/sparse_path.h"
 #include "sparse/summary_job.h"
@@ -180,6 +182,53 @@ Recalled run_recall(Recall& recall, const std::shared_ptr<WorkerTeam>& team, con
                         logits ? nb::cast(logits->array) : no_tail, values ? nb::cast(values->array) : no_tail));
 }
 
+using Attended = std::tuple<NewArray<float, 2>::Array, double, uint32_t, uint32_t>;
+
+// Where a layer's runs and summaries lie: `behind` bytes behind those of layer 0.
+struct LayerColumn {
+  const Addresses& addresses;
+  uint64_t behind;
+
+  [[nodiscard]] const uint8_t* at(size_t row) const noexcept { return reinterpret_cast<const uint8_t*>(addresses.data()[row] + behind); }
+};
+
+Attended attend_by_recall(Recall& recall, const std::shared_ptr<WorkerTeam>& team, const char* dtype, const Queries& query,
+                          const Addresses& keys, uint64_t keys_behind, const Addresses& records, uint64_t records_behind, uint64_t tokens,
+                          uint64_t block_tokens, uint32_t first, uint32_t blocks, uint32_t take, uint64_t value_offset,
+                          uint64_t token_stride, float loose_share, float tail_weight_max) {
+  const RecallShape& shape = recall.shape();
+  if (query.shape(0) != shape.heads() || query.shape(1) != shape.head_dim) {
+    throw nb::value_error("query must be [kv_heads * group, head_dim]");
+  }
+  if (blocks > RECALL_BLOCKS_MAX || take > blocks) {
+    throw nb::value_error("take must be at most blocks, and they 2^24");
+  }
+  if (block_tokens == 0 || tokens > keys.size() * block_tokens || records.size() < uint64_t{first} + blocks ||
+      tokens / block_tokens < uint64_t{first} + blocks) {
+    throw nb::value_error("keys must reach to the last token, and records and full runs to the last block");
+  }
+  const LayerColumn key_column{keys, keys_behind};
+  const LayerColumn record_column{records, records_behind};
+  NewArray<float, 2> values(size_t{shape.heads()}, size_t{shape.head_dim});
+  LookupCounts counts;
+  {
+    const ReleasedGil released;
+    std::vector<KvRun> runs;
+    runs.reserve((tokens + block_tokens - 1) / block_tokens);
+    for (uint64_t done = 0; done < tokens; done += block_tokens) {
+      const uint8_t* key = key_column.at(runs.size());
+      runs.push_back({key, key + value_offset, std::min(block_tokens, tokens - done)});
+    }
+    std::vector<const uint8_t*> summaries(blocks);
+    for (uint32_t block = 0; block < blocks; ++block) {
+      summaries[block] = record_column.at(first + block);
+    }
+    counts = attend_by_lookup(recall, {kv_type_of(dtype), token_stride, runs, first, summaries, take, loose_share, tail_weight_max},
+                              query.data(), values.data, *team);
+  }
+  return {values.array, counts.kept_mass, counts.kept_masses, counts.dense_heads};
+}
+
 void force_path(const std::string& name) {
   for (const SparsePath path : {SparsePath::PORTABLE, SparsePath::AVX2, SparsePath::AVX512}) {
     if (name == sparse_path_name(path) && sparse_supports(path)) {
@@ -234,7 +283,13 @@ void bind_recall(nb::module_& module) {
       .def("run", &run_recall, "team"_a, "queries"_a, "records"_a, nb::kw_only(), "take"_a, "wants_tail"_a,
            "(chosen [kv_heads, take], is_dense [kv_heads], kept_mass [heads], loose_share [heads], tail_logits [heads] or None, "
            "tail_values [heads, head_dim] or None). `queries` [heads, head_dim] unscaled; `records`: addresses u64 of the first "
-           "KV head's record, for each block. GIL released.");
+           "KV head's record, for each block. GIL released.")
+      .def("attend", &attend_by_recall, "team"_a, "dtype"_a, "query"_a, nb::kw_only(), "keys"_a, "keys_behind"_a, "records"_a,
+           "records_behind"_a, "tokens"_a, "block_tokens"_a, "first"_a, "blocks"_a, "take"_a, "value_offset"_a, "token_stride"_a,
+           "loose_share"_a, "tail_weight_max"_a,
+           "A step of a layer: (value [heads, head_dim], sum of kept masses, how many these are, KV heads that have read "
+           "everything). `keys`, `records`: addresses u64 by run, of layer 0; the layer's lie so many bytes behind. `first`: run of "
+           "the first of the middle `blocks`. GIL released. ValueError for shapes that do not agree; the addresses are believed.");
   module.def("sparse_path", [] { return sparse_path_name(sparse_path()); }, "What builds and recalls: avx512, avx2 or portable.");
   module.def("force_sparse_path", &force_path, "name"_a, "For tests: one path, or '' for the best.");
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/check.h"
 #include "sparse/sparse_path.h"
@@ -63,12 +62,9 @@ void Recall::run(WorkerTeam& team, std::span<const uint8_t* const> records, cons
     return;
   }
   team.run(padded_ / SLICE_BLOCKS, [&](uint32_t slice) {
-    for (uint32_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
-      const uint64_t first = uint64_t{slice} * shape_.heads() + kv_head * shape_.group;
-      sparse_kernels().sum_tail({shape_.head_dim, shape_.group, shape_.heads(), kv_head, slice, blocks_, records.data(),
-                                 is_left_.data() + uint64_t{kv_head} * padded_, tails_of(kv_head), least_.data(),
-                                 used_.data() + first, values_.data() + first * shape_.head_dim});
-    }
+    const uint64_t first = uint64_t{slice} * shape_.heads();
+    sparse_kernels().sum_tail({shape_.head_dim, shape_.group, shape_.kv_heads, slice, padded_, records.data(), is_left_.data(),
+                               tails_.data(), least_.data(), used_.data() + first, values_.data() + first * shape_.head_dim});
   });
   team.run(shape_.kv_heads, [&](uint32_t kv_head) { combine(kv_head, answer); });
 }
@@ -85,7 +81,7 @@ void Recall::prepare(uint32_t blocks, bool wants_tail) {
   for (auto* column : {&logits_, &peaks_, &shares_}) {
     grow(*column, heads * padded_);
   }
-  grow(loose_, slices * heads * LANES);
+  grow(loose_, padded_ / PART_BLOCKS * heads);
   grow(ranks_, size_t{shape_.kv_heads} * padded_);
   grow(is_left_, size_t{shape_.kv_heads} * padded_);
   if (wants_tail) {
@@ -112,7 +108,7 @@ void Recall::score(WorkerTeam& team, std::span<const uint8_t* const> records, bo
   const ScoreWork work{shape_.head_dim, shape_.kv_heads, shape_.group, blocks_, padded_, records.data(), query_codes_.data(),
                        query_biases_.data(), query_scales_.data(), rule_.loose_bound, logits_.data(), peaks_.data(),
                        wants_tail ? tails_.data() : nullptr, loose_.data()};
-  team.run(padded_ / SLICE_BLOCKS, [&](uint32_t slice) { sparse_kernels().score_slice(work, slice); });
+  team.run(padded_ / PART_BLOCKS, [&](uint32_t part) { sparse_kernels().score_part(work, part); });
 }
 
 void Recall::score_means(WorkerTeam& team, std::span<const uint8_t* const> records, const float* queries) {
@@ -192,9 +188,8 @@ void Recall::judge(uint32_t kv_head, uint32_t take, const RecallAnswer& answer) 
     }
     answer.kept_mass[head] = take == blocks_ ? 1.0F : std::min(kept, 1.0F);
     int32_t loose = 0;
-    for (uint32_t slice = 0; slice < padded_ / SLICE_BLOCKS; ++slice) {
-      const int32_t* lanes = loose_.data() + (uint64_t{slice} * shape_.heads() + head) * LANES;
-      loose = std::accumulate(lanes, lanes + LANES, loose);
+    for (uint32_t part = 0; part < padded_ / PART_BLOCKS; ++part) {
+      loose += loose_[uint64_t{part} * shape_.heads() + head];
     }
     const float share = blocks_ == 0 ? 0.0F : static_cast<float>(loose) / static_cast<float>(blocks_);
     answer.loose_share[head] = share;

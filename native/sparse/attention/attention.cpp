@@ -5,9 +5,12 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/check.h"
+#include "base/types.h"
 #include "sparse/attention/attention_paths.h"
 
 namespace kvpool {
@@ -15,9 +18,13 @@ namespace {
 
 using namespace attention_detail;
 
-// A slice is worth a thread's way to it, and there are enough of them for the threads to end together.
-constexpr uint64_t SLICE_TOKENS = 16384;  // of one KV head each
+// A slice is worth a thread's way to it, and there are enough of them for the threads to end together: a multiple of what teams
+// have mostly.
+constexpr uint64_t SLICE_TOKENS = 8192;  // of one KV head each
 constexpr uint64_t SLICES_MAX = 32;
+constexpr uint64_t SLICES_STEP = 8;
+constexpr uint64_t LINE_BYTES = 64;
+constexpr uint64_t LINE_FLOATS = LINE_BYTES / sizeof(float);
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 AttentionPath best_path() noexcept {
@@ -47,13 +54,28 @@ void attend_slice_by(AttentionPath path, const Slice& slice, const Partial& part
   }
 }
 
+// Floats that begin at a line of the cache, not set.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(uint64_t count) : numbers_(std::make_unique_for_overwrite<float[]>(count + LINE_FLOATS)) {}
+  [[nodiscard]] float* data() const noexcept {
+    const auto address = reinterpret_cast<uintptr_t>(numbers_.get());
+    return numbers_.get() + (0 - address) % LINE_BYTES / sizeof(float);
+  }
+
+ private:
+  std::unique_ptr<float[]> numbers_;
+};
+
 // The memory of all slices' outcomes.
 class Partials {
  public:
   Partials(uint64_t slices, const AttentionShape& shape)
-      : heads_(uint64_t{shape.kv_heads} * shape.group), row_(heads_ * (2 + uint64_t{shape.head_dim})), numbers_(slices * row_) {}
+      : heads_(round_up(uint64_t{shape.kv_heads} * shape.group, LINE_FLOATS)),
+        row_(heads_ * (2 + uint64_t{shape.head_dim})),
+        numbers_(slices * row_) {}
 
-  [[nodiscard]] Partial of(uint64_t slice) noexcept {
+  [[nodiscard]] Partial of(uint64_t slice) const noexcept {
     float* first = numbers_.data() + slice * row_;
     return {.maximum = first, .sum = first + heads_, .values = first + 2 * heads_};
   }
@@ -61,8 +83,20 @@ class Partials {
  private:
   const uint64_t heads_;
   const uint64_t row_;
-  std::vector<float> numbers_;
+  const AlignedFloats numbers_;
 };
+
+// Queries by place, as the kernels of the path read them.
+AlignedFloats placed(const float* query, const AttentionShape& shape, uint32_t lanes) {
+  const uint64_t heads = uint64_t{shape.kv_heads} * shape.group;
+  AlignedFloats found(heads * shape.head_dim);
+  for (uint64_t at = 0; at < heads * shape.head_dim; at += shape.head_dim) {
+    for (uint32_t place = 0; place < shape.head_dim; ++place) {
+      found.data()[at + place] = query[at + channel_at(lanes, shape.type, place)];
+    }
+  }
+  return found;
+}
 
 // Where slices end: behind the run with which each has its share of what is wanted.
 std::vector<uint64_t> slice_ends(const AttentionPlan& plan) {
@@ -74,7 +108,8 @@ std::vector<uint64_t> slice_ends(const AttentionPlan& plan) {
     tokens[run] = plan.runs[run].tokens * static_cast<uint64_t>(std::ranges::count_if(wanted, [](uint8_t each) { return each != 0; }));
     total += tokens[run];
   }
-  const uint64_t slices = std::clamp<uint64_t>(total / SLICE_TOKENS, 1, SLICES_MAX);
+  const uint64_t most = std::clamp<uint64_t>(total / SLICE_TOKENS, 1, SLICES_MAX);
+  const uint64_t slices = most < SLICES_STEP / 2 ? most : (most + SLICES_STEP - 1) / SLICES_STEP * SLICES_STEP;
   std::vector<uint64_t> ends;
   uint64_t before = 0;
   for (uint64_t run = 0; run < tokens.size(); ++run) {
@@ -86,13 +121,13 @@ std::vector<uint64_t> slice_ends(const AttentionPlan& plan) {
   return ends;
 }
 
-// Merges what the slices have of one query head.
-void merge(Partials& partials, uint64_t slices, uint64_t head, uint32_t head_dim, float& logit, float* value) {
+// Merges what the slices have of one query head: its logit, and `sums` by place.
+float merge(const Partials& partials, uint64_t slices, uint64_t head, std::span<float> sums) {
   float most = NOTHING;
   for (uint64_t slice = 0; slice < slices; ++slice) {
     most = std::max(most, partials.of(slice).maximum[head]);
   }
-  std::fill_n(value, head_dim, 0.0F);
+  std::ranges::fill(sums, 0.0F);
   float sum = 0.0F;
   for (uint64_t slice = 0; slice < slices; ++slice) {
     const Partial part = partials.of(slice);
@@ -101,14 +136,15 @@ void merge(Partials& partials, uint64_t slices, uint64_t head, uint32_t head_dim
     }
     const float weight = part.maximum[head] == most ? 1.0F : std::exp(part.maximum[head] - most);
     sum += weight * part.sum[head];
-    for (uint32_t channel = 0; channel < head_dim; ++channel) {
-      value[channel] += weight * part.values[head * head_dim + channel];
+    const float* values = part.values + head * sums.size();
+    for (size_t place = 0; place < sums.size(); ++place) {
+      sums[place] += weight * values[place];
     }
   }
-  logit = sum == 0.0F ? NOTHING : most + std::log(sum);
-  for (uint32_t channel = 0; channel < head_dim && sum != 0.0F; ++channel) {
-    value[channel] /= sum;
+  for (size_t place = 0; place < sums.size() && sum != 0.0F; ++place) {
+    sums[place] /= sum;
   }
+  return sum == 0.0F ? NOTHING : most + std::log(sum);
 }
 
 }  // namespace
@@ -120,17 +156,23 @@ void attend(const AttentionPlan& plan, const float* query, float* logits, float*
   const std::vector<uint64_t> ends = slice_ends(plan);
   Partials partials(ends.size(), shape);
   const AttentionPath path = attention_path();
+  const uint32_t lanes = lanes_of(path);
+  const AlignedFloats queries = placed(query, shape, lanes);
   team.run(static_cast<uint32_t>(ends.size()), [&](uint32_t number) {
     const Slice slice{.shape = &shape,
                       .runs = plan.runs.data(),
                       .wanted = plan.wanted.data(),
                       .first = number == 0 ? 0 : ends[number - 1],
                       .end = ends[number],
-                      .query = query};
+                      .query = queries.data()};
     attend_slice_by(path, slice, partials.of(number));
   });
   for (uint64_t head = 0; head < uint64_t{shape.kv_heads} * shape.group; ++head) {
-    merge(partials, ends.size(), head, shape.head_dim, logits[head], values + head * shape.head_dim);
+    float sums[HEAD_DIM_MAX];
+    logits[head] = merge(partials, ends.size(), head, {sums, shape.head_dim});
+    for (uint32_t place = 0; place < shape.head_dim; ++place) {
+      values[head * shape.head_dim + channel_at(lanes, shape.type, place)] = sums[place];
+    }
   }
 }
 
@@ -138,8 +180,7 @@ bool attention_supports(AttentionPath path) noexcept {
   switch (path) {
 #if defined(__x86_64__)
     case AttentionPath::AVX512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512bf16");
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     case AttentionPath::AVX2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif

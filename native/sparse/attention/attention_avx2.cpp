@@ -7,10 +7,9 @@ namespace kvpool::attention_detail {
 namespace {
 
 struct Avx2 {
-  static constexpr size_t WIDTH = 8;
+  static constexpr size_t WIDTH = lanes_of(AttentionPath::AVX2);
   static constexpr uint32_t PASS = 1;
   static constexpr size_t TOKENS = 2;
-  static constexpr bool HAS_BRAIN_DOT = false;
   using F = Lanes<WIDTH>::F;
 
   [[gnu::always_inline]] static F fma(F a, F b, F c) noexcept {

@@ -1,11 +1,10 @@
 // Vectors of W floats for attention: loading items, sums and maxima of lanes, exp. Templates of the instruction set, with GCC's vector types.
 //
 // bfloat16 is the upper half of a float: of 2W of them one shift gives the even channels and one mask the odd ones. Queries and sums have
-// their channels in that order (`channel_at`).
+// their channels in that order (`channel_at`, attention_paths.h).
 // Included by the sources of each instruction set only.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -64,18 +63,6 @@ template <typename Isa, KvType TYPE>
   }
 }
 
-// The channel at a place of queries and sums.
-template <size_t W, KvType TYPE>
-[[gnu::always_inline]] inline uint32_t channel_at(uint32_t place) noexcept {
-  if constexpr (TYPE == KvType::BFLOAT16) {
-    constexpr auto LANES = static_cast<uint32_t>(W);
-    const uint32_t within = place % (2 * LANES);
-    return place - within + within % LANES * 2 + within / LANES;
-  } else {
-    return place;
-  }
-}
-
 template <size_t W, size_t STEP, bool IS_HIGH, size_t... LANE>
 [[gnu::always_inline]] inline typename Lanes<W>::F pick(typename Lanes<W>::F low, typename Lanes<W>::F high,
                                                         std::index_sequence<LANE...>) noexcept {
@@ -88,21 +75,22 @@ template <size_t W, size_t STEP, bool IS_HIGH, size_t... LANE>
   return __builtin_shufflevector(low, high, from(LANE)...);
 }
 
-// Adds up the lanes of each of the W vectors; lane t of the result is the sum of rows[t].
-template <size_t W, size_t STEP = W / 2>
-[[gnu::always_inline]] inline typename Lanes<W>::F sum_rows(typename Lanes<W>::F* rows) noexcept {
-  constexpr size_t COUNT = STEP * 2;  // vectors that are left
-#pragma GCC unroll 16
-  for (size_t i = 0; i < COUNT / 2; ++i) {
-    const auto low = rows[2 * i];
-    const auto high = rows[2 * i + 1];
-    rows[i] = pick<W, STEP, false>(low, high, std::make_index_sequence<W>{}) +
-              pick<W, STEP, true>(low, high, std::make_index_sequence<W>{});
-  }
-  if constexpr (STEP > 1) {
-    return sum_rows<W, STEP / 2>(rows);
-  } else {
+// Adds up lanes of COUNT vectors, which become the first one: the halves of all lanes where STEP is W / 2, then their halves. With as
+// many vectors as lanes, lane t of the result is the sum of rows[t]; fewer can be added up first, and their results behind it.
+template <size_t W, size_t STEP, size_t COUNT>
+[[gnu::always_inline]] inline typename Lanes<W>::F sum_rows(typename Lanes<W>::F (&rows)[COUNT]) noexcept {
+  if constexpr (COUNT == 1) {
     return rows[0];
+  } else {
+    typename Lanes<W>::F sums[COUNT / 2];
+#pragma GCC unroll 16
+    for (size_t i = 0; i < COUNT / 2; ++i) {
+      const auto low = rows[2 * i];
+      const auto high = rows[2 * i + 1];
+      sums[i] = pick<W, STEP, false>(low, high, std::make_index_sequence<W>{}) +
+                pick<W, STEP, true>(low, high, std::make_index_sequence<W>{});
+    }
+    return sum_rows<W, STEP / 2>(sums);
   }
 }
 
@@ -129,16 +117,19 @@ template <typename Isa>
   return std::bit_cast<F>(std::bit_cast<I>(scaled) & ~is_small);
 }
 
-template <size_t W>
+template <size_t STEP, typename F, size_t... LANE>
+[[gnu::always_inline]] inline F exchanged(F x, std::index_sequence<LANE...>) noexcept {
+  return __builtin_shufflevector(x, x, (LANE ^ STEP)...);
+}
+
+template <size_t W, size_t STEP = W / 2>
 [[gnu::always_inline]] inline float max_lane(typename Lanes<W>::F x) noexcept {
-  float lanes[W];
-  std::memcpy(lanes, &x, sizeof(lanes));
-  for (size_t half = W / 2; half > 0; half /= 2) {
-    for (size_t lane = 0; lane < half; ++lane) {
-      lanes[lane] = std::max(lanes[lane], lanes[lane + half]);
-    }
+  if constexpr (STEP == 0) {
+    return x[0];
+  } else {
+    const auto other = exchanged<STEP>(x, std::make_index_sequence<W>{});
+    return max_lane<W, STEP / 2>(x < other ? other : x);
   }
-  return lanes[0];
 }
 
 template <size_t W>

@@ -5,10 +5,9 @@ namespace kvpool::attention_detail {
 namespace {
 
 struct Portable {
-  static constexpr size_t WIDTH = 4;
+  static constexpr size_t WIDTH = lanes_of(AttentionPath::PORTABLE);
   static constexpr uint32_t PASS = 1;
   static constexpr size_t TOKENS = 1;
-  static constexpr bool HAS_BRAIN_DOT = false;
   using V = Lanes<WIDTH>;
 
   [[gnu::always_inline]] static V::F fma(V::F a, V::F b, V::F c) noexcept { return a * b + c; }

@@ -1,8 +1,8 @@
 // What a tile of W tokens adds to the attention of some query heads of one KV head.
 //
 // Logits come from dot products whose lanes are added up for all W tokens at once, by a tree of shuffles; values are added into sums by
-// channels, PASS pairs of vectors at a time, so that the sums stay in registers. Where the processor multiplies pairs of bfloat16, keys are
-// not converted at all, and a query that is no bfloat16 goes as the sum of two.
+// channels, PASS pairs of vectors at a time, so that the sums stay in registers. Products of bfloat16 by the processor would save nothing:
+// a query that is none goes as the sum of two, and keys of floats are waited for longer than they are converted.
 // Included by the sources of each instruction set only.
 #pragma once
 
@@ -40,7 +40,6 @@ template <typename Isa, KvType TYPE, uint32_t R>
 class HeadGroup {
   static constexpr size_t W = Isa::WIDTH;
   static constexpr uint64_t PAIR_BYTES = 2 * W * kv_type_bytes(TYPE);
-  static constexpr bool HAS_BRAIN_DOT = Isa::HAS_BRAIN_DOT && TYPE == KvType::BFLOAT16;
   using V = Lanes<W>;
   using F = typename V::F;
 
@@ -50,26 +49,16 @@ class HeadGroup {
         head_dim_(slice.shape->head_dim),
         scale_(1.0F / std::sqrt(static_cast<float>(head_dim_))),
         pairs_(static_cast<uint32_t>(head_dim_ / (2 * W))),
-        partial_{partial.maximum + first, partial.sum + first, partial.values + size_t{first} * head_dim_} {
-    const float* query = slice.query + size_t{first} * head_dim_;
-    for (uint32_t head = 0; head < R; ++head) {
-      maximum_[head] = -std::numeric_limits<float>::infinity();
-      std::fill_n(values_[head], head_dim_, 0.0F);
-      for (uint32_t place = 0; place < head_dim_; ++place) {
-        query_[head][place] = query[size_t{head} * head_dim_ + channel_at<W, TYPE>(place)];
-      }
-      if constexpr (HAS_BRAIN_DOT) {
-        has_rest_ |= Isa::split(query + size_t{head} * head_dim_, head_dim_, brain_[head], rest_[head]);
-      }
-    }
+        partial_{partial.maximum + first, partial.sum + first, partial.values + size_t{first} * head_dim_},
+        query_(slice.query + size_t{first} * head_dim_) {
+    std::fill_n(maximum_, R, -std::numeric_limits<float>::infinity());
+    std::fill_n(partial_.values, size_t{R} * head_dim_, 0.0F);
   }
 
   void add(const Tile& tile) noexcept {
     F weights[R];
     logits(tile, weights);
-    for (uint32_t head = 0; head < R; ++head) {
-      weigh(head, weights[head]);
-    }
+    weigh(weights);
     for (uint32_t from = 0; from < pairs_;) {
       if (pairs_ - from >= Isa::PASS) {
         add_values<Isa::PASS>(tile, weights, from);
@@ -85,38 +74,58 @@ class HeadGroup {
     for (uint32_t head = 0; head < R; ++head) {
       partial_.maximum[head] = maximum_[head];
       partial_.sum[head] = sum_lanes<W>(sums_[head]);
-      for (uint32_t place = 0; place < head_dim_; ++place) {
-        partial_.values[size_t{head} * head_dim_ + channel_at<W, TYPE>(place)] = values_[head][place];
-      }
     }
   }
 
  private:
-  void logits(const Tile& tile, F (&found)[R]) const noexcept {
-    F rows[R][W];
-    size_t token = 0;
-    for (; token + Isa::TOKENS <= tile.tokens; token += Isa::TOKENS) {
-      dot<Isa::TOKENS>(tile, token, rows);
+  [[nodiscard]] float* values_of(uint32_t head) const noexcept { return partial_.values + size_t{head} * head_dim_; }
+
+  [[gnu::always_inline]] void logits(const Tile& tile, F (&found)[R]) const noexcept {
+    if (tile.tokens == W) {
+      all_logits(tile, found);
+    } else {
+      some_logits(tile, found);
     }
-    for (; token < tile.tokens; ++token) {
-      dot<1>(tile, token, rows);
-    }
-    for (; token < W; ++token) {
+  }
+
+  [[gnu::always_inline]] void all_logits(const Tile& tile, F (&found)[R]) const noexcept {
+    F rows[R][W / Isa::TOKENS];
+#pragma GCC unroll 1
+    for (size_t token = 0; token < W; token += Isa::TOKENS) {
+      F sums[R];
+      dot<Isa::TOKENS>(tile, token, sums);
+#pragma GCC unroll 16
       for (uint32_t head = 0; head < R; ++head) {
-        rows[head][token] = F();
+        rows[head][token / Isa::TOKENS] = sums[head];
       }
     }
-    const F scale = Isa::broadcast(scale_);
+#pragma GCC unroll 16
     for (uint32_t head = 0; head < R; ++head) {
-      found[head] = sum_rows<W>(rows[head]) * scale;
+      found[head] = sum_rows<W, W / 2 / Isa::TOKENS>(rows[head]) * Isa::broadcast(scale_);
+    }
+  }
+
+  // Of a tile with fewer than W tokens.
+  [[gnu::noinline]] void some_logits(const Tile& tile, F (&found)[R]) const noexcept {
+    F rows[R][W] = {};
+    for (size_t token = 0; token < tile.tokens; ++token) {
+      F sums[R];
+      dot<1>(tile, token, sums);
+      for (uint32_t head = 0; head < R; ++head) {
+        rows[head][token] = sums[head];
+      }
+    }
+    for (uint32_t head = 0; head < R; ++head) {
+      found[head] = sum_rows<W, W / 2>(rows[head]) * Isa::broadcast(scale_);
       for (size_t lane = tile.tokens; lane < W; ++lane) {
         found[head][lane] = -std::numeric_limits<float>::infinity();
       }
     }
   }
 
+  // Products of T tokens' keys with each head, whose lanes are added up as far as they can be.
   template <size_t T>
-  [[gnu::always_inline]] void dot(const Tile& tile, size_t token, F (&rows)[R][W]) const noexcept {
+  [[gnu::always_inline]] void dot(const Tile& tile, size_t token, F (&found)[R]) const noexcept {
     const uint8_t* key = tile.keys + token * stride_;
     F sums[T][R] = {};
 #pragma GCC unroll 16
@@ -124,18 +133,16 @@ class HeadGroup {
       prefetch_row(tile.next_keys + (token + t) * stride_, pairs_ * PAIR_BYTES);
     }
     for (uint32_t pair = 0; pair < pairs_; ++pair) {
-      if constexpr (HAS_BRAIN_DOT) {
-        add_brain_products<T>(key + pair * PAIR_BYTES, pair, sums);
-      } else {
-        add_products<T>(key + pair * PAIR_BYTES, pair, sums);
-      }
+      add_products<T>(key + pair * PAIR_BYTES, pair, sums);
     }
 #pragma GCC unroll 16
-    for (size_t t = 0; t < T; ++t) {
+    for (uint32_t head = 0; head < R; ++head) {
+      F each[T];
 #pragma GCC unroll 16
-      for (uint32_t head = 0; head < R; ++head) {
-        rows[head][token + t] = sums[t][head];
+      for (size_t t = 0; t < T; ++t) {
+        each[t] = sums[t][head];
       }
+      found[head] = sum_rows<W, W / 2>(each);
     }
   }
 
@@ -148,7 +155,7 @@ class HeadGroup {
     }
 #pragma GCC unroll 16
     for (uint32_t head = 0; head < R; ++head) {
-      const Pair<W> query = load_both<W>(&query_[head][pair * 2 * W]);
+      const Pair<W> query = load_both<W>(query_ + size_t{head} * head_dim_ + pair * 2 * W);
 #pragma GCC unroll 16
       for (size_t t = 0; t < T; ++t) {
         sums[t][head] = Isa::fma(keys[t].first, query.first, sums[t][head]);
@@ -157,54 +164,39 @@ class HeadGroup {
     }
   }
 
-  template <size_t T>
-  [[gnu::always_inline]] void add_brain_products(const uint8_t* key, uint32_t pair, F (&sums)[T][R]) const noexcept {
-    typename V::U keys[T];
+  // Turns logits into weights under the running maximum.
+  [[gnu::always_inline]] void weigh(F (&logits)[R]) noexcept {
+    float most[R];
 #pragma GCC unroll 16
-    for (size_t t = 0; t < T; ++t) {
-      std::memcpy(&keys[t], key + t * stride_, sizeof(keys[t]));
+    for (uint32_t head = 0; head < R; ++head) {
+      most[head] = max_lane<W>(logits[head]);
     }
 #pragma GCC unroll 16
     for (uint32_t head = 0; head < R; ++head) {
-      typename V::U query;
-      std::memcpy(&query, &brain_[head][pair * W], sizeof(query));
-#pragma GCC unroll 16
-      for (size_t t = 0; t < T; ++t) {
-        sums[t][head] = Isa::brain_dot(sums[t][head], keys[t], query);
+      if (most[head] > maximum_[head]) {
+        raise(head, most[head]);
       }
-    }
-    if (!has_rest_) {
-      return;
     }
 #pragma GCC unroll 16
     for (uint32_t head = 0; head < R; ++head) {
-      typename V::U query;
-      std::memcpy(&query, &rest_[head][pair * W], sizeof(query));
-#pragma GCC unroll 16
-      for (size_t t = 0; t < T; ++t) {
-        sums[t][head] = Isa::brain_dot(sums[t][head], keys[t], query);
-      }
+      // Logits of -inf weigh nothing, under a maximum of -inf too.
+      const float base = maximum_[head] == -std::numeric_limits<float>::infinity() ? 0.0F : maximum_[head];
+      logits[head] = exp_lanes<Isa>(logits[head] - Isa::broadcast(base));
+      sums_[head] += logits[head];
     }
   }
 
-  // Turns logits into weights under the running maximum, and what was added before to a new one.
-  [[gnu::always_inline]] void weigh(uint32_t head, F& logits) noexcept {
-    const float most = max_lane<W>(logits);
-    if (most > maximum_[head]) {
-      const F shrink = exp_lanes<Isa>(Isa::broadcast(maximum_[head] - most));
-      maximum_[head] = most;
-      sums_[head] *= shrink;
-      for (uint32_t place = 0; place < head_dim_; place += W) {
-        F held;
-        std::memcpy(&held, &values_[head][place], sizeof(held));
-        held *= shrink;
-        std::memcpy(&values_[head][place], &held, sizeof(held));
-      }
+  // Turns what was added before to a greater maximum.
+  [[gnu::noinline]] void raise(uint32_t head, float most) noexcept {
+    const F shrink = exp_lanes<Isa>(Isa::broadcast(maximum_[head] - most));
+    maximum_[head] = most;
+    sums_[head] *= shrink;
+    for (uint32_t place = 0; place < head_dim_; place += W) {
+      F held;
+      std::memcpy(&held, values_of(head) + place, sizeof(held));
+      held *= shrink;
+      std::memcpy(values_of(head) + place, &held, sizeof(held));
     }
-    // Logits of -inf weigh nothing, under a maximum of -inf too.
-    const float base = maximum_[head] == -std::numeric_limits<float>::infinity() ? 0.0F : maximum_[head];
-    logits = exp_lanes<Isa>(logits - Isa::broadcast(base));
-    sums_[head] += logits;
   }
 
   template <uint32_t P>
@@ -216,7 +208,7 @@ class HeadGroup {
     for (uint32_t head = 0; head < R; ++head) {
 #pragma GCC unroll 16
       for (uint32_t pair = 0; pair < P; ++pair) {
-        sums[head][pair] = load_both<W>(&values_[head][(from + pair) * 2 * W]);
+        sums[head][pair] = load_both<W>(values_of(head) + (from + pair) * 2 * W);
       }
     }
     for (size_t token = 0; token < tile.tokens; ++token) {
@@ -237,7 +229,7 @@ class HeadGroup {
     for (uint32_t head = 0; head < R; ++head) {
 #pragma GCC unroll 16
       for (uint32_t pair = 0; pair < P; ++pair) {
-        store_both<W>(&values_[head][(from + pair) * 2 * W], sums[head][pair]);
+        store_both<W>(values_of(head) + (from + pair) * 2 * W, sums[head][pair]);
       }
     }
   }
@@ -247,14 +239,9 @@ class HeadGroup {
   float scale_;
   uint32_t pairs_;  // of vectors in a row
   Partial partial_;
-  bool has_rest_ = false;
+  const float* query_;
   float maximum_[R];
   F sums_[R] = {};
-  alignas(64) float query_[R][HEAD_DIM_MAX];
-  alignas(64) float values_[R][HEAD_DIM_MAX];
-  // Two bfloat16 in each word: the query, and what it lacks of its float.
-  alignas(64) uint32_t brain_[HAS_BRAIN_DOT ? R : 1][HAS_BRAIN_DOT ? HEAD_DIM_MAX / 2 : 1];
-  alignas(64) uint32_t rest_[HAS_BRAIN_DOT ? R : 1][HAS_BRAIN_DOT ? HEAD_DIM_MAX / 2 : 1];
 };
 
 }  // namespace kvpool::attention_detail

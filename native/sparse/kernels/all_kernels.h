@@ -7,7 +7,7 @@
 namespace kvpool::sparse_detail {
 namespace {
 
-constexpr SparseKernels KERNELS = {&build_clusters, &build_mean, &encode_query, &score_slice, &share_blocks,
+constexpr SparseKernels KERNELS = {&build_clusters, &build_mean, &encode_query, &score_part, &share_blocks,
                                    &weigh_tail,     &sum_tail,   &rank_means,   &count_at_least};
 
 }  // namespace

@@ -225,16 +225,14 @@ KVPOOL_LANES Floats largest_of_halves(Floats a) noexcept {
 }
 KVPOOL_LANES float first_lane(Floats a) noexcept { return a.part[0][0]; }
 KVPOOL_LANES float sum_of_lanes(Floats a) noexcept { return first_lane(sum_of_halves(a + exchanged<8>(a))); }
+template <size_t STEP>
+KVPOOL_LANES Ints plus_exchanged(Ints a) noexcept { return a + as_ints(exchanged<STEP>(as_floats(a))); }
 KVPOOL_LANES int32_t sum_of_lanes(Ints a) noexcept {
-  int32_t lanes[LANES];
-  store(lanes, a);
-  uint32_t sum = 0;
-  for (const int32_t lane : lanes) {
-    sum += static_cast<uint32_t>(lane);
-  }
-  return static_cast<int32_t>(sum);
+  return plus_exchanged<1>(plus_exchanged<2>(plus_exchanged<4>(plus_exchanged<8>(a)))).part[0][0];
 }
-KVPOOL_LANES float largest_lane(Floats a) noexcept { return first_lane(largest_of_halves(largest(a, exchanged<8>(a)))); }
+// In each lane.
+KVPOOL_LANES Floats largest_of_lanes(Floats a) noexcept { return largest_of_halves(largest(a, exchanged<8>(a))); }
+KVPOOL_LANES float largest_lane(Floats a) noexcept { return first_lane(largest_of_lanes(a)); }
 
 }  // namespace
 }  // namespace kvpool::sparse_detail

@@ -148,8 +148,7 @@ KVPOOL_LANES void finish_row(const ScoreWork& work, const RowSpread& shared, uin
   const Floats logit = peak + logarithm(sum);
   store(work.peaks + at, peak);
   store(work.logits + at, select((logit - logit) >= splat(0.0F), logit, splat(-INFINITE)));
-  int32_t* lanes = loose + uint64_t{head} * LANES;
-  store(lanes, load(lanes) - (shared.half_mean * spread > splat(work.loose_bound)));
+  loose[head] -= sum_of_lanes(shared.half_mean * spread > splat(work.loose_bound));
 }
 
 template <size_t HEADS, bool PREFETCHES>
@@ -191,12 +190,12 @@ void score_row(const ScoreWork& work, const ClusterFields& fields, uint32_t kv_h
   }
 }
 
-void score_slice(const ScoreWork& work, uint32_t slice) noexcept {
+void score_part(const ScoreWork& work, uint32_t part) noexcept {
   const ClusterFields fields = cluster_fields(work.head_dim);
   const uint32_t heads = work.kv_heads * work.group;
-  int32_t* loose = work.loose + uint64_t{slice} * heads * LANES;
-  std::memset(loose, 0, heads * LANES * sizeof(int32_t));
-  for (uint32_t first = slice * SLICE_BLOCKS; first < (slice + 1) * SLICE_BLOCKS; first += LANES) {
+  int32_t* loose = work.loose + uint64_t{part} * heads;
+  std::memset(loose, 0, heads * sizeof(int32_t));
+  for (uint32_t first = part * PART_BLOCKS; first < (part + 1) * PART_BLOCKS; first += LANES) {
     if (first < work.blocks) {
       for (uint32_t kv_head = 0; kv_head < work.kv_heads; ++kv_head) {
         score_row(work, fields, kv_head, first, loose);

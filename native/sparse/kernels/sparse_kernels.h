@@ -13,6 +13,8 @@ namespace kvpool::sparse_detail {
 
 // Blocks of one task: sums over them are made one by one, and then combined in their order, so that no sum depends on threads.
 inline constexpr uint32_t SLICE_BLOCKS = 64;
+// Blocks that are scored at once: sums over them are counts, so that there may be many for the threads to end together.
+inline constexpr uint32_t PART_BLOCKS = 32;
 
 // Keys or values of one block of one KV head.
 struct BlockSource {
@@ -54,7 +56,7 @@ struct ScoreWork {
   float* logits;     // [heads][padded]: log-sum-exp of a block; -inf where it cannot be estimated
   float* peaks;      // [heads][padded]: its largest logit
   float* tails;      // [kv_heads][padded / 16][group][7][16]: logits of sixteen blocks' clusters for the tail, or nullptr
-  int32_t* loose;    // [padded / SLICE_BLOCKS][heads][16]: blocks above `loose_bound`, by lane
+  int32_t* loose;    // [padded / PART_BLOCKS][heads]: how many blocks are above `loose_bound`
 };
 
 // One KV head: what its query heads have of each block.
@@ -79,20 +81,19 @@ struct WeighWork {
   float* logits;           // [heads]: logarithm of the sum of exponentials; -inf where nothing is left
 };
 
-// One slice of one KV head: weights times value means.
+// One slice: weights times value means.
 struct TailWork {
   uint32_t head_dim;
   uint32_t group;
-  uint32_t heads;
-  uint32_t kv_head;
+  uint32_t kv_heads;
   uint32_t slice;
-  uint32_t blocks;
-  const uint8_t* const* records;
-  const uint8_t* is_left;   // [padded]
-  const float* tails;       // [padded / 16][group][7][16]: weights of this KV head
-  const float* least;       // [heads]: a block whose clusters are below it for every head of the group is left out
-  float* used;              // [group]: sums of the weights that are not left out
-  float* values;            // [group][head_dim]
+  uint32_t padded;
+  const uint8_t* const* records;  // [blocks]
+  const uint8_t* is_left;         // [kv_heads][padded]
+  const float* tails;             // [kv_heads][padded / 16][group][7][16]: weights
+  const float* least;             // [heads]: a block whose clusters are below it for every head of the group is left out
+  float* used;                    // [heads]: sums of the weights that are not left out
+  float* values;                  // [heads][head_dim]
 };
 
 inline constexpr int32_t RANK_UNREADABLE = INT32_MAX;
@@ -101,7 +102,7 @@ struct SparseKernels {
   void (*build_clusters)(const BlockSource& source, uint8_t* record) noexcept;
   void (*build_mean)(const BlockSource& source, uint8_t* record) noexcept;
   void (*encode_query)(const QueryWork& work) noexcept;
-  void (*score_slice)(const ScoreWork& work, uint32_t slice) noexcept;
+  void (*score_part)(const ScoreWork& work, uint32_t part) noexcept;
   void (*share_blocks)(const ShareWork& work) noexcept;
   void (*weigh_tail)(const WeighWork& work) noexcept;
   void (*sum_tail)(const TailWork& work) noexcept;

@@ -1,8 +1,11 @@
 // The tail: weights of the clusters of blocks that are not chosen, and their weighted value means.
 //
-// A matrix product of the weights of a KV head's queries, as integers, with the codes of the value means, sixteen blocks at a time.
+// A matrix product of the weights of a KV head's queries, as integers, with the codes of the value means, sixteen blocks at a time:
+// in an arena the records of a layer lie whole MiB apart, and more of them than that would push one another out of the caches.
 // Internal linkage, as lanes.h. Any thread.
 #pragma once
+
+#include <algorithm>
 
 #include "sparse/kernels/score_kernel.h"
 
@@ -15,6 +18,9 @@ constexpr float WEIGHT_MAX = 32767.0F;
 constexpr int32_t VALUE_ZERO = 8;
 // Clusters j and j + 4 share a number of 32 bits.
 constexpr uint32_t CLUSTER_PAIRS = 4;
+constexpr uint32_t GROUPS_MAX = HEAD_DIM_MAX / CHANNEL_GROUP;
+// Sums of a lane that do not wait for one another.
+constexpr size_t CHAINS = WIDTH == 16 ? 2 : 1;
 
 KVPOOL_LANES Ints left_lanes(const uint8_t* is_left) noexcept { return load_u8(is_left) > splat(0.0F); }
 
@@ -85,82 +91,103 @@ KVPOOL_LANES uint32_t lane_bits(Ints mask) noexcept {
 #endif
 }
 
-// The blocks of a slice that have a weight.
-struct TailRows {
-  uint32_t bits[SLICE_ROWS];  // by lane
-  alignas(64) float scales[SLICE_ROWS][CLUSTERS][LANES];  // of one group of channels
-  alignas(64) int32_t codes[QUERY_HEADS][SLICE_ROWS][CLUSTER_PAIRS][LANES];
+// Sixteen blocks of one KV head: rows of a slice are numbered head by head.
+struct TailRow {
+  uint32_t number;
+  uint32_t bits;  // by lane: blocks that are added up; 0 behind the last row
+
+  [[nodiscard]] uint32_t kv_head() const noexcept { return number / SLICE_ROWS; }
+  [[nodiscard]] uint32_t first() const noexcept { return number % SLICE_ROWS * ROW_BLOCKS; }  // block of the slice
 };
 
-KVPOOL_LANES const uint8_t* tail_record(const TailWork& work, const ClusterFields& fields, uint32_t block) noexcept {
-  const uint32_t real = block < work.blocks ? block : work.blocks - 1;
-  return work.records[real] + uint64_t{work.kv_head} * fields.bytes;
-}
+// What a row's values are multiplied with, for some heads, by group of channels.
+struct TailCodes {
+  alignas(64) float scales[GROUPS_MAX][CLUSTERS][LANES];
+  alignas(64) int32_t codes[GROUPS_MAX][QUERY_HEADS][CLUSTER_PAIRS][LANES];
+  int32_t sums[GROUPS_MAX][QUERY_HEADS];
+  float units[GROUPS_MAX][QUERY_HEADS];  // what one of a code stands for
+};
 
-// The record that will be read next at this one's place: of the next KV head, or of the next slice.
-KVPOOL_LANES const uint8_t* record_ahead(const TailWork& work, const ClusterFields& fields, uint32_t block) noexcept {
-  if ((work.kv_head + 1) * work.group < work.heads) {
-    return tail_record(work, fields, block) + fields.bytes;
-  }
-  return work.records[block + SLICE_BLOCKS < work.blocks ? block + SLICE_BLOCKS : work.blocks - 1];
-}
+// The records of a row that are added up.
+struct TailRecords {
+  const uint8_t* records[LANES];
+  uint32_t lanes[LANES];
+  uint32_t count;
+};
 
-KVPOOL_LANES const float* tails_of(const TailWork& work, uint32_t row, uint32_t head) noexcept {
-  const uint64_t first = uint64_t{work.slice} * SLICE_BLOCKS + row * LANES;
+KVPOOL_LANES const float* tails_of(const TailWork& work, const TailRow& row, uint32_t head) noexcept {
+  const uint64_t first = uint64_t{row.kv_head()} * work.padded + work.slice * SLICE_BLOCKS + row.first();
   return work.tails + (first * work.group + head * LANES) * CLUSTERS;
 }
 
-void find_rows(const TailWork& work, TailRows& rows) noexcept {
-  Floats used[QUERY_GROUP_MAX];
-  for (uint32_t h = 0; h < work.group; ++h) {
-    used[h] = splat(0.0F);
+// The blocks of a row that have a weight, whose sums are added to `used`.
+uint32_t used_blocks(const TailWork& work, const TailRow& row, Floats (&used)[QUERY_GROUP_MAX]) noexcept {
+  if (!is_any_left(work.is_left + uint64_t{row.kv_head()} * work.padded + work.slice * SLICE_BLOCKS + row.first())) {
+    return 0;
   }
-  for (uint32_t row = 0; row < SLICE_ROWS; ++row) {
-    rows.bits[row] = 0;
-    if (!is_any_left(work.is_left + work.slice * SLICE_BLOCKS + row * LANES)) {
-      continue;
+  Ints is_used = splat(int32_t{0});
+  Floats sums[QUERY_GROUP_MAX];
+  for (uint32_t h = 0; h < work.group; ++h) {
+    const float* tail = tails_of(work, row, h);
+    const Floats least = splat(work.least[row.kv_head() * work.group + h]);
+    sums[h] = splat(0.0F);
+    for (uint32_t j = 0; j < CLUSTERS; ++j) {
+      const Floats weight = load(tail + j * LANES);
+      is_used = is_used | (weight > least);
+      sums[h] = sums[h] + weight;
     }
-    Ints is_used = splat(int32_t{0});
-    Floats sums[QUERY_GROUP_MAX];
-    for (uint32_t h = 0; h < work.group; ++h) {
-      const float* tail = tails_of(work, row, h);
-      const Floats least = splat(work.least[work.kv_head * work.group + h]);
-      sums[h] = splat(0.0F);
-      for (uint32_t j = 0; j < CLUSTERS; ++j) {
-        const Floats weight = load(tail + j * LANES);
-        is_used = is_used | (weight > least);
-        sums[h] = sums[h] + weight;
-      }
-    }
-    for (uint32_t h = 0; h < work.group; ++h) {
-      used[h] = used[h] + select(is_used, sums[h], splat(0.0F));
-    }
-    rows.bits[row] = lane_bits(is_used);
   }
   for (uint32_t h = 0; h < work.group; ++h) {
-    work.used[h] = sum_of_lanes(used[h]);
+    used[h] = used[h] + select(is_used, sums[h], splat(0.0F));
   }
+  return lane_bits(is_used);
 }
 
-void load_scales(const TailWork& work, const ClusterFields& fields, uint32_t group, TailRows& rows) noexcept {
-  const uint32_t at = fields.value_scales + group * CLUSTERS * 2;
-  for (uint32_t row = 0; row < SLICE_ROWS; ++row) {
-    if (rows.bits[row] == 0) {
-      continue;
+// The first row from `number` on that has something to be added up. `used` is of the KV head whose rows are looked at, and is
+// written at its last one.
+TailRow next_row(const TailWork& work, uint32_t number, Floats (&used)[QUERY_GROUP_MAX]) noexcept {
+  TailRow row{number, 0};
+  for (; row.number < work.kv_heads * SLICE_ROWS && row.bits == 0; ++row.number) {
+    if (row.first() == 0) {
+      std::fill_n(used, work.group, splat(0.0F));
     }
-    const uint32_t first = work.slice * SLICE_BLOCKS + row * ROW_BLOCKS;
+    row.bits = used_blocks(work, row, used);
+    for (uint32_t h = 0; h < work.group && row.first() + ROW_BLOCKS == SLICE_BLOCKS; ++h) {
+      work.used[row.kv_head() * work.group + h] = sum_of_lanes(used[h]);
+    }
+  }
+  row.number -= row.bits != 0 ? 1 : 0;
+  return row;
+}
+
+TailRecords records_of(const TailWork& work, const ClusterFields& fields, const TailRow& row) noexcept {
+  TailRecords found;
+  found.count = 0;
+  for (uint32_t bits = row.bits; bits != 0; bits &= bits - 1) {
+    const auto lane = static_cast<uint32_t>(__builtin_ctz(bits));
+    found.lanes[found.count] = lane;
+    found.records[found.count++] =
+        work.records[work.slice * SLICE_BLOCKS + row.first() + lane] + uint64_t{row.kv_head()} * fields.bytes;
+  }
+  return found;
+}
+
+// Of blocks that are not added up any: those of the first one that is.
+void load_scales(const TailWork& work, const ClusterFields& fields, const TailRecords& row, TailCodes& codes) noexcept {
+  const uint8_t* records[LANES];
+  std::fill_n(records, LANES, row.records[0] + fields.value_scales);
+  for (uint32_t i = 0; i < row.count; ++i) {
+    records[row.lanes[i]] = row.records[i] + fields.value_scales;
+  }
+  for (uint32_t group = 0; group < work.head_dim / CHANNEL_GROUP; ++group) {
+    const uint32_t at = group * CLUSTERS * 2;
     Floats scales[BLOCK_PAIRS];
     for (uint32_t p = 0; p < BLOCK_PAIRS; ++p) {
-      scales[p] = load_halves(tail_record(work, fields, first + p) + at, tail_record(work, fields, first + p + ROW_BLOCKS / 2) + at);
-    }
-    if (group == 0) {
-      for (uint32_t lane = 0; lane < LANES; ++lane) {
-        prefetch_far(record_ahead(work, fields, first + lane) + fields.value_scales);
-      }
+      scales[p] = load_halves(records[p] + at, records[p + BLOCK_PAIRS] + at);
     }
     transpose_halves(scales);
     for (uint32_t j = 0; j < CLUSTERS; ++j) {
-      store(rows.scales[row][j], scales[j]);
+      store(codes.scales[group][j], scales[j]);
     }
   }
 }
@@ -173,107 +200,129 @@ KVPOOL_LANES Ints lanes_of(uint32_t bits) noexcept {
   });
 }
 
-// Integers of 16 bits for the weights of a head times the scales of a group of channels, relative to the largest one; what an
-// integer stands for is returned, and their sum added. Sums of their products with 4-bit codes are exact, and below 2^28.
-KVPOOL_LANES float encode_weights(const TailWork& work, uint32_t head, TailRows& rows, int32_t (&codes)[SLICE_ROWS][CLUSTER_PAIRS][LANES],
-                                  int32_t& code_sum) noexcept {
+// Integers of 16 bits for the weights of a head times the scales of a group of channels, relative to the largest one. Sums of their
+// products with 4-bit codes are exact, and below 2^26.
+KVPOOL_LANES void encode_weights(const float* tail, Ints is_used, uint32_t group, uint32_t head, TailCodes& row) noexcept {
+  Floats products[CLUSTERS];
   Floats most = splat(0.0F);
-  for (uint32_t row = 0; row < SLICE_ROWS; ++row) {
-    if (rows.bits[row] != 0) {
-      const Ints is_used = lanes_of(rows.bits[row]);
-      const float* tail = tails_of(work, row, head);
-      for (uint32_t j = 0; j < CLUSTERS; ++j) {
-        most = largest(most, select(is_used, load(tail + j * LANES) * load(rows.scales[row][j]), splat(0.0F)));
-      }
-    }
-  }
-  const float unit = largest_lane(most) / WEIGHT_MAX;
-  const Floats factor = splat(unit > 0.0F ? 1.0F / unit : 0.0F);
+  unrolled<CLUSTERS>([&](auto j) KVPOOL_INLINE {
+    products[j.value] = select(is_used, load(tail + j.value * LANES) * load(row.scales[group][j.value]), splat(0.0F));
+    most = largest(most, products[j.value]);
+  });
+  const Floats unit = largest_of_lanes(most) * splat(1.0F / WEIGHT_MAX);
+  const Floats factor = select(unit > splat(0.0F), splat(1.0F) / unit, splat(0.0F));
+  Ints numbers[2 * CLUSTER_PAIRS];
   Ints sum = splat(int32_t{0});
-  for (uint32_t row = 0; row < SLICE_ROWS; ++row) {
-    if (rows.bits[row] == 0) {
-      continue;
-    }
-    const Ints is_used = lanes_of(rows.bits[row]);
-    const float* tail = tails_of(work, row, head);
-    Ints numbers[2 * CLUSTER_PAIRS];
-    for (uint32_t j = 0; j < CLUSTERS; ++j) {
-      const Floats product = select(is_used, load(tail + j * LANES) * load(rows.scales[row][j]), splat(0.0F));
-      const Floats code = largest(smallest(product * factor, splat(WEIGHT_MAX)), splat(-WEIGHT_MAX));
-      numbers[j] = as_ints(code + splat(ROUNDER)) - splat(ROUNDER_BITS);
-      sum = sum + numbers[j];
-    }
-    numbers[CLUSTERS] = splat(int32_t{0});
-    for (uint32_t j = 0; j < CLUSTER_PAIRS; ++j) {
-      store(codes[row][j], packed_words(numbers[j], numbers[j + CLUSTER_PAIRS]));
-    }
-  }
-  code_sum = sum_of_lanes(sum);
-  return unit;
+  unrolled<CLUSTERS>([&](auto j) KVPOOL_INLINE {
+    const Floats code = largest(smallest(products[j.value] * factor, splat(WEIGHT_MAX)), splat(-WEIGHT_MAX));
+    numbers[j.value] = as_ints(code + splat(ROUNDER)) - splat(ROUNDER_BITS);
+    sum = sum + numbers[j.value];
+  });
+  numbers[CLUSTERS] = splat(int32_t{0});
+  unrolled<CLUSTER_PAIRS>([&](auto j) KVPOOL_INLINE {
+    store(row.codes[group][head][j.value], packed_words(numbers[j.value], numbers[j.value + CLUSTER_PAIRS]));
+  });
+  row.sums[group][head] = sum_of_lanes(sum);
+  row.units[group][head] = first_lane(unit);
 }
 
-// One group of channels for some heads; beside it, what the next task will read is fetched.
+// What the next row will read of a record, the part of one group of channels.
+KVPOOL_LANES void fetch_values(const uint8_t* record, const ClusterFields& fields, uint32_t group) noexcept {
+  constexpr uint32_t GROUP_BYTES = CLUSTERS * 2 + CHANNEL_GROUP * 4;
+  const uint8_t* from = record + fields.value_scales + group * GROUP_BYTES;
+  prefetch_far(from);
+  prefetch_far(from + 64);
+  prefetch_far(from + 128);
+}
+
+// Adds a row for some heads, the first of them at `values`; beside it, what is added up next is fetched.
 template <size_t HEADS>
-void sum_channels(TailRows& rows, const TailWork& work, const ClusterFields& fields, uint32_t first_head, uint32_t group) noexcept {
-  float units[HEADS];
-  int32_t code_sums[HEADS];
-  for (uint32_t h = 0; h < HEADS; ++h) {
-    units[h] = encode_weights(work, first_head + h, rows, rows.codes[h], code_sums[h]);
-  }
-  Ints low[HEADS];
-  Ints high[HEADS];
-  unrolled<HEADS>([&](auto h) KVPOOL_INLINE {
-    low[h.value] = splat(-VALUE_ZERO * code_sums[h.value]);
-    high[h.value] = low[h.value];
-  });
-  const uint32_t at = fields.values + group * CHANNEL_GROUP * 4;
-  for (uint32_t row = 0; row < SLICE_ROWS; ++row) {
-    for (uint32_t bits = rows.bits[row]; bits != 0; bits &= bits - 1) {
-      const auto lane = static_cast<uint32_t>(__builtin_ctz(bits));
-      const uint32_t block = work.slice * SLICE_BLOCKS + row * ROW_BLOCKS + lane;
-      const uint8_t* values = work.records[block] + uint64_t{work.kv_head} * fields.bytes + at;
-      const uint8_t* next = record_ahead(work, fields, block) + at;
-      prefetch_far(next);
-      prefetch_far(next + 64);
-      const Ints front = load_ints(values);
-      const Ints back = load_ints(values + LANES * 4);
+void add_row(const TailWork& work, const ClusterFields& fields, const TailRecords& row, const TailRecords& ahead, const TailCodes& codes,
+             float* values) noexcept {
+  for (uint32_t group = 0; group < work.head_dim / CHANNEL_GROUP; ++group) {
+    Ints low[HEADS][CHAINS];
+    Ints high[HEADS][CHAINS];
+    unrolled<HEADS * CHAINS>([&](auto i) KVPOOL_INLINE {
+      constexpr size_t HEAD = i.value / CHAINS;
+      constexpr size_t CHAIN = i.value % CHAINS;
+      low[HEAD][CHAIN] = splat(CHAIN == 0 ? -VALUE_ZERO * codes.sums[group][HEAD] : 0);
+      high[HEAD][CHAIN] = low[HEAD][CHAIN];
+    });
+    const uint32_t at = fields.values + group * CHANNEL_GROUP * 4;
+    for (uint32_t i = 0; i < row.count; ++i) {
+      if (i < ahead.count) {
+        fetch_values(ahead.records[i], fields, group);
+      }
+      const uint32_t lane = row.lanes[i];
+      const Ints front = load_ints(row.records[i] + at);
+      const Ints back = load_ints(row.records[i] + at + LANES * 4);
       unrolled<CLUSTER_PAIRS>([&](auto j) KVPOOL_INLINE {
+        constexpr size_t CHAIN = j.value % CHAINS;
         const Words front_codes = nibbles_of<4 * j.value>(front);
         const Words back_codes = nibbles_of<4 * j.value>(back);
         unrolled<HEADS>([&](auto h) KVPOOL_INLINE {
-          const Words weights = splat_words(rows.codes[h.value][row][j.value][lane]);
-          low[h.value] = plus_products(low[h.value], front_codes, weights);
-          high[h.value] = plus_products(high[h.value], back_codes, weights);
+          const Words weights = splat_words(codes.codes[group][h.value][j.value][lane]);
+          low[h.value][CHAIN] = plus_products(low[h.value][CHAIN], front_codes, weights);
+          high[h.value][CHAIN] = plus_products(high[h.value][CHAIN], back_codes, weights);
         });
       });
     }
+    for (uint32_t i = row.count; i < ahead.count; ++i) {
+      fetch_values(ahead.records[i], fields, group);
+    }
+    unrolled<HEADS>([&](auto h) KVPOOL_INLINE {
+      float* to = values + h.value * work.head_dim + group * CHANNEL_GROUP;
+      const Floats unit = splat(codes.units[group][h.value]);
+      if constexpr (CHAINS == 2) {
+        low[h.value][0] = low[h.value][0] + low[h.value][1];
+        high[h.value][0] = high[h.value][0] + high[h.value][1];
+      }
+      store(to, load(to) + to_floats(low[h.value][0]) * unit);
+      store(to + LANES, load(to + LANES) + to_floats(high[h.value][0]) * unit);
+    });
   }
-  unrolled<HEADS>([&](auto h) KVPOOL_INLINE {
-    float* to = work.values + (first_head + h.value) * work.head_dim + group * CHANNEL_GROUP;
-    store(to, to_floats(low[h.value]) * splat(units[h.value]));
-    store(to + LANES, to_floats(high[h.value]) * splat(units[h.value]));
-  });
+}
+
+template <size_t HEADS>
+void sum_heads(const TailWork& work, const ClusterFields& fields, const TailRow& row, uint32_t first, const TailRecords& here,
+               const TailRecords& ahead, TailCodes& codes) noexcept {
+  const Ints is_used = lanes_of(row.bits);
+  for (uint32_t group = 0; group < work.head_dim / CHANNEL_GROUP; ++group) {
+    unrolled<HEADS>([&](auto h) KVPOOL_INLINE {
+      encode_weights(tails_of(work, row, first + h.value), is_used, group, h.value, codes);
+    });
+  }
+  add_row<HEADS>(work, fields, here, ahead, codes, work.values + uint64_t{row.kv_head() * work.group + first} * work.head_dim);
 }
 
 void sum_tail(const TailWork& work) noexcept {
+  constexpr TailRecords NONE{};
   const ClusterFields fields = cluster_fields(work.head_dim);
-  TailRows rows;
-  find_rows(work, rows);
-  for (uint32_t group = 0; group < work.head_dim / CHANNEL_GROUP; ++group) {
-    load_scales(work, fields, group, rows);
+  std::fill_n(work.values, uint64_t{work.kv_heads} * work.group * work.head_dim, 0.0F);
+  TailCodes codes;
+  Floats used[QUERY_GROUP_MAX];
+  TailRow row = next_row(work, 0, used);
+  TailRecords here = records_of(work, fields, row);
+  while (row.bits != 0) {
+    const TailRow next = next_row(work, row.number + 1, used);
+    const TailRecords ahead = records_of(work, fields, next);
+    load_scales(work, fields, here, codes);
     for (uint32_t done = 0; done < work.group;) {
+      const TailRecords& fetched = done == 0 ? ahead : NONE;
       const uint32_t rest = work.group - done;
       if (rest >= QUERY_HEADS) {
-        sum_channels<QUERY_HEADS>(rows, work, fields, done, group);
+        sum_heads<QUERY_HEADS>(work, fields, row, done, here, fetched, codes);
         done += QUERY_HEADS;
       } else if (rest >= 2) {
-        sum_channels<2>(rows, work, fields, done, group);
+        sum_heads<2>(work, fields, row, done, here, fetched, codes);
         done += 2;
       } else {
-        sum_channels<1>(rows, work, fields, done, group);
+        sum_heads<1>(work, fields, row, done, here, fetched, codes);
         ++done;
       }
     }
+    row = next;
+    here = ahead;
   }
 }
 

@@ -79,7 +79,7 @@ def test_a_step_of_everything_has_the_bits_of_full_attention(sequence: MeasuredS
     query = sequence.query()
     assert sequence.attended_bytes() == SIZES.layer_kv_bytes
     for layer in range(SIZES.layers):
-        assert np.array_equal(sequence.attend(layer, query), sequence._attend(layer, query, None)[1])
+        assert np.array_equal(sequence.attend(layer, query), sequence.dense_attention(layer, query))
 
 
 def test_a_step_attends_to_as_many_bytes_as_its_row_states(sequence: MeasuredSequence) -> None:

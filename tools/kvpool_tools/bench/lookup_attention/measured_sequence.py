@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 import kvpool_client as kv
 import kvpool_native
@@ -134,7 +135,7 @@ class MeasuredSequence(SparseSequence):
 
     def timed_dense(self, layer: int, query: Floats) -> Timed:
         """Attend to everything."""
-        return timed_with_cpu_s(lambda: self._attend(layer, query, None))
+        return timed_with_cpu_s(lambda: self.dense_attention(layer, query))
 
     def timed_recall(self, layer: int, query: Floats) -> Timed:
         """Choose blocks and estimate the others."""
@@ -152,12 +153,22 @@ class MeasuredSequence(SparseSequence):
 
     def timed_sparse(self, layer: int, query: Floats) -> Timed:
         """Attend to what a recall has chosen before."""
-        found = self._recall(layer, query)
-        return timed_with_cpu_s(lambda: self._attend(layer, query, found))
+        found, wanted = self._recall(layer, query), self._every_run()
+        middle = wanted[self._init_runs : self._init_runs + self.config.middle_blocks(self.tokens)]
+        middle[:] = found.is_dense
+        middle[found.blocks, np.arange(self.layout.kv_heads)[:, None]] = 1
+        return timed_with_cpu_s(lambda: self._table.attend(layer, query, wanted, tokens=self.tokens, team=self._team))
 
     def timed_step(self, layer: int, query: Floats) -> Timed:
         """The whole step, as an engine calls it."""
         return timed_with_cpu_s(lambda: self.attend(layer, query))
+
+    def _every_run(self) -> npt.NDArray[np.uint8]:
+        return np.ones((self._table.runs_of(self.tokens), self.layout.kv_heads), np.uint8)
+
+    def dense_attention(self, layer: int, query: Floats) -> Floats:
+        """Attention to all tokens of a layer."""
+        return self._table.attend(layer, query, self._every_run(), tokens=self.tokens, team=self._team)[1]
 
     def attended_bytes(self) -> int:
         """Bytes of KV that a step of this configuration attends to, where no head is dense."""
