@@ -129,12 +129,22 @@ uint8_t IndexView::tiers_behind(uint64_t home, const ChunkKey& key) const noexce
   return find_with(home, key, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); }) ? tiers : uint8_t{0};
 }
 
-// Most keys stand at home, and need no more than a look there.
+// Most keys are met on the way from home: one walk finds them. All else, what is absent or in flux, is left to the whole search.
 [[gnu::always_inline]] inline uint8_t IndexView::tiers_from(const TableSlot* slots, uint64_t home, const ChunkKey& key) const noexcept {
-  bool empty = false;
   uint8_t tiers = 0;
-  const Look look = read_slot(slots[home], key, empty, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); });
-  return look == Look::FOUND ? tiers : tiers_behind(home, key);
+  const uint64_t end = std::min<uint64_t>(home + MAX_PROBE, shape_.slots);
+  for (uint64_t position = home; position < end; ++position) {
+    bool empty = false;
+    const Look look =
+        read_slot(slots[position], key, empty, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); });
+    if (look == Look::FOUND) {
+      return tiers;
+    }
+    if (look == Look::IN_FLUX || empty) {
+      break;
+    }
+  }
+  return tiers_behind(home, key);
 }
 
 std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) const noexcept {
