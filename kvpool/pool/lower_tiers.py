@@ -1,6 +1,7 @@
 """The tiers beside DRAM that a daemon can have: one line in `KINDS` for each. Composition alone.
 
-A kind is planned from a configuration, made for an arena, and linked to it as a lower tier, one of copies, or a remote one.
+A kind is planned from a configuration, made for an arena, and linked to it as a lower tier, one of copies, or a remote one. The
+modules of a tier are imported where a configuration has it: together they take a tenth of a start.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +18,7 @@ from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import ArenaMemory, Backing, Exported, Tier
-from kvpool.tiers.hbm.plan import DESCRIPTORS, plan_hbm
-from kvpool.tiers.hbm.tier import HbmTier
 from kvpool.tiers.remote import Remote
-from kvpool.tiers.ssd.directory import examine_place
-from kvpool.tiers.ssd.plan import NAME as SSD
-from kvpool.tiers.ssd.plan import plan_ssd, warning_of
-from kvpool.tiers.ssd.tier import SsdTier
-from kvpool.tiers.store.tier import StoreTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +73,10 @@ Planner = Callable[[Config], TierPlan | None]
 def _plan_ssd(config: Config) -> TierPlan | None:
     if not config.ssd.capacity:
         return None
+    from kvpool.tiers.ssd.directory import examine_place  # with LMDB
+    from kvpool.tiers.ssd.plan import plan_ssd, warning_of
+    from kvpool.tiers.ssd.tier import SsdTier
+
     plan = plan_ssd(config.ssd)
     return TierPlan(
         lambda site: site.lower(SsdTier(plan, site.memory, site.config, site.clock)),
@@ -90,9 +88,12 @@ def _plan_ssd(config: Config) -> TierPlan | None:
 
 
 def _plan_hbm(config: Config) -> TierPlan | None:
-    plan = plan_hbm(config)
-    if plan is None:
+    if not config.hbm.is_used:
         return None
+    from kvpool.tiers.hbm.plan import DESCRIPTORS, plan_hbm  # with the driver of a device
+    from kvpool.tiers.hbm.tier import HbmTier
+
+    plan = plan_hbm(config)
     return TierPlan(
         lambda site: site.copies(HbmTier(plan, site.memory, site.config)),
         region=plan.geometry,
@@ -103,6 +104,8 @@ def _plan_hbm(config: Config) -> TierPlan | None:
 def _plan_store(config: Config) -> TierPlan | None:
     if not config.store.is_used:
         return None
+    from kvpool.tiers.store.tier import StoreTier  # with the child process of a library
+
     return TierPlan(
         lambda site: site.remote(StoreTier(site.memory, config.store, clock=site.clock, random=SystemRandom()))
     )
@@ -135,7 +138,7 @@ class TierPlans:
 
 def capacities_of(config: Config) -> dict[str, int]:
     """The bytes that each kind of tier may take, by name; 0 where the configuration has none of it."""
-    return {"dram": config.dram.capacity, SSD: config.ssd.capacity}
+    return {"dram": config.dram.capacity, "ssd": config.ssd.capacity}
 
 
 def plan_tiers(config: Config, kinds: Sequence[Planner] = KINDS) -> TierPlans:

@@ -1,16 +1,20 @@
 """Seeking: engines' questions for chunks of the shared store, which no table in shared memory has. Control thread only."""
 
+from typing import TYPE_CHECKING
+
 from kvpool.index.sessions import EngineSession
 from kvpool.protocol import columns
 from kvpool.protocol.records import seeking as sk
 from kvpool.protocol.verbs import ENGINE, verb
-from kvpool.tiers.store.tier import StoreTier
+
+if TYPE_CHECKING:
+    from kvpool.tiers.store.tier import StoreTier
 
 
 class Seeking:
     """See the module. `store` None: there is none, and nothing is found."""
 
-    def __init__(self, store: StoreTier | None, remember_s: float) -> None:
+    def __init__(self, store: "StoreTier | None", remember_s: float) -> None:
         self._store = store
         self._remember_s = remember_s
 

@@ -3,6 +3,8 @@
 Without a store it is the null object: nothing is published, nothing is found. Control thread only.
 """
 
+from typing import TYPE_CHECKING, cast
+
 from kvpool.clock import Clock
 from kvpool.config.store_options import StoreConfig
 from kvpool.index.leases import Lease
@@ -10,11 +12,14 @@ from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
 from kvpool.pool.readers.readers import Taken, namespaces_of
-from kvpool.pool.sharing.publications import Publications
 from kvpool.pool.sharing.seeking import Seeking
+from kvpool.states import Level
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import ArenaTier
-from kvpool.tiers.store.tier import StoreTier
+
+if TYPE_CHECKING:
+    from kvpool.pool.sharing.publications import Publications
+    from kvpool.tiers.store.tier import StoreTier
 
 
 class Sharing:
@@ -30,9 +35,15 @@ class Sharing:
         journal: Journal,
         clock: Clock,
     ) -> None:
-        stores = [link.tier for link in tiering.remotes if isinstance(link.tier, StoreTier)]
-        self.publications = [
-            Publications(
+        store = next((link.tier for link in tiering.remotes if link.tier.level == Level.STORE), None)
+        store = cast("StoreTier | None", store)
+        self.publications: list[Publications] = []
+        self.has_store = store is not None
+        self.seeking = Seeking(store, config.miss_ttl)
+        if store is not None:
+            from kvpool.pool.sharing import publications  # with the library of the store
+
+            made = publications.Publications(
                 arena.directory,
                 tiering.directories,
                 store,
@@ -41,10 +52,7 @@ class Sharing:
                 policy=config.publish,
                 clock=clock,
             )
-            for store in stores
-        ]
-        self.has_store = bool(stores)
-        self.seeking = Seeking(stores[0] if stores else None, config.miss_ttl)
+            self.publications.append(made)
 
     def __repr__(self) -> str:
         return f"<Sharing {self.publications}>"

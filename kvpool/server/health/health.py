@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.server.health.probe import STEP_TIMEOUT_S, STEPS_MAX, ProbeResult
+from kvpool.server.health.probe_result import STEP_TIMEOUT_S, STEPS_MAX, ProbeResult
 
 PROBE_INTERVAL_S = 10.0
 # Three probes fit in a watchdog's interval, so that one that fails on a stalled machine does not end the daemon.

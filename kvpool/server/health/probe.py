@@ -38,12 +38,10 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.server.health.probe_result import STEP_TIMEOUT_S, ProbeResult
 from kvpool.states import SaveState
 
 PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
-STEP_TIMEOUT_S = 2.0
-# The most round trips of one probe: connect, staging, release, and reserve, copy, commit, acquire for each attempt.
-STEPS_MAX = 15
 # A new chunk without a hold may be evicted, or flushed by an operator, before its lease: then the probe tries again.
 ATTEMPTS = 3
 # Answers of a daemon that is at its limits and not broken.
@@ -53,15 +51,6 @@ _NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.QUOTA, SaveSta
 
 class ProbeFailed(KVPoolError):
     """A put and a get gave a wrong result."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """Result of one probe: `failure` is empty when it was good."""
-
-    failure: str
-    ended_ns: int
-    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)

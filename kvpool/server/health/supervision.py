@@ -10,12 +10,15 @@ Threads: the control thread, but for `_on_probe`, on the probe's thread, which o
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpool.clock import Clock
 from kvpool.server.health.health import Health
-from kvpool.server.health.probe import Probe, ProbeResult, SelfProbe
+from kvpool.server.health.probe_result import ProbeResult
 from kvpool.server.health.systemd import ServiceManager
+
+if TYPE_CHECKING:
+    from kvpool.server.health.probe import SelfProbe
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,11 @@ class Supervision:
         self._health.begin_serving()
         self._manager.ready(status)
         if self._health.probe_interval_s is not None:
+            from kvpool.server.health.probe import (  # a client, which a daemon without probes has no use for
+                Probe,
+                SelfProbe,
+            )
+
             self._probe = SelfProbe(
                 Probe(path, discard_later),
                 interval_s=self._health.probe_interval_s,

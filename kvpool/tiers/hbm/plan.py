@@ -36,10 +36,9 @@ class HbmPlan:
         return self.geometry.segments * self.geometry.segment_bytes
 
 
-def plan_hbm(config: Config) -> HbmPlan | None:
-    """The sizes of the tier; None where the configuration has none."""
-    if not config.hbm.is_used:
-        return None
+def plan_hbm(config: Config) -> HbmPlan:
+    """The sizes of the tier. REQUIRES: the configuration has it."""
+    assert config.hbm.is_used
     capacity = config.hbm.capacity
     wanted = min(config.dram.segment, capacity // SEGMENTS_MIN)
     segment_bytes = max(1, wanted // DEVICE_PAGE_BYTES) * DEVICE_PAGE_BYTES

@@ -141,7 +141,6 @@ def copy_planner(made: list[MemoryDevice], failures: list[str] | None = None) ->
 
     def plan(config: Config) -> TierPlan | None:
         planned = plan_hbm(config)
-        assert planned is not None
         return TierPlan(
             lambda site: site.copies(HbmTier(planned, site.memory, site.config, open_device=open_device)),
             region=planned.geometry,

@@ -11,7 +11,7 @@ from kvpool.config.config import load_config
 from kvpool.ids import EPOCH_BYTES
 from kvpool.pool.pool import Pool
 from kvpool.server.health.health import Health
-from kvpool.server.health.probe import ProbeResult
+from kvpool.server.health.probe_result import ProbeResult
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, plan_geometry
 from tests.rigs.clock import HandClock
