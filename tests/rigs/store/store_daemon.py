@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvpool.cli.kvpoold import main
-from kvpool.pool import lower_tiers
-from kvpool.tiers.store.tier import StoreTier
+from kvpool.tiers.store import tier
 from tests.rigs.daemon import PROGRAM, Daemon, wait_until
 from tests.rigs.store.scripted_store import SharedDirectory
 
@@ -44,5 +43,5 @@ class StoreDaemon(Daemon):
 
 if __name__ == "__main__":
     command = (sys.executable, "-m", "tests.rigs.store.scripted_library", sys.argv.pop(1))
-    vars(lower_tiers)["StoreTier"] = partial(StoreTier, command=command)
+    vars(tier)["StoreTier"] = partial(tier.StoreTier, command=command)
     main()
