@@ -1395,6 +1395,11 @@ class PullQueue:
         them, or empty. Extents are announced on the index as they land.
         """
 
+    def connect_ahead(self, address: str, port: int, connections: int) -> None:
+        """
+        Begins to make connections for the next pull from there, which end soon where none takes them. Never waits.
+        """
+
     def cancel(self, job: int) -> bool:
         """
         Ends a job's remaining chunks, reported like any end; False where it has ended.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import kvpool_native
 from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.coming_turns import ComingTurns
+from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
 
 STOP_TIMEOUT_S = 10.0
@@ -18,8 +19,16 @@ class StreamTransport:
     capabilities = Capabilities(is_encrypted=True, extent_bytes_max=1 << 62)
 
     def __init__(
-        self, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, *, threads: int, jobs_max: int
+        self,
+        arena: kvpool_native.Mapping,
+        index: kvpool_native.Mapping,
+        *,
+        threads: int,
+        jobs_max: int,
+        connections: int,
     ) -> None:
+        """`connections`: that a node's offer has, as far as is known before it comes."""
+        self._connections = connections
         self._index = kvpool_native.IndexView(index)
         self._queue = kvpool_native.PullQueue(arena, index, threads, jobs_max)
         self._pulls = 0
@@ -47,6 +56,13 @@ class StreamTransport:
 
     def meet(self, node: str, link: PeerLink) -> None:
         """See `Transport`. Each offer has connections of its own."""
+
+    def expect(self, node: str, link: PeerLink, chunks: int) -> bool:  # noqa: ARG002 - the link is to that node
+        """See `Transport`. Connects while the node makes its offer: they are used by it, or end soon."""
+        address = None if link.life is None else stream_of(link.member.endpoint, link.life.stream)
+        if address is not None:
+            self._queue.connect_ahead(address.host, address.port, min(self._connections, chunks))
+        return True
 
     async def accepts(self, order: Order) -> bool:
         """See `Transport`. Every offer names a stream; one of chunks that are on their way waits for its turn."""

@@ -106,6 +106,11 @@ class Transport(Protocol):
         """A node can be asked. What has to be set up before its chunks can come is set up in the background."""
         ...
 
+    def expect(self, node: str, link: PeerLink, chunks: int) -> bool:
+        """A node is being asked for so many chunks. Whether they will come this way, as far as that is known; then what their
+        offer needs is set up meanwhile."""
+        ...
+
     async def accepts(self, order: Order) -> bool:
         """Whether this order can come this way now. May ask the node, with a deadline."""
         ...

@@ -201,6 +201,8 @@ void bind_net(nb::module_& module) {
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no\n"
            "extent may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][extent] as the owner promised\n"
            "them, or empty. Extents are announced on the index as they land.")
+      .def("connect_ahead", &PullQueue::connect_ahead, "address"_a, "port"_a, "connections"_a,
+           "Begins to make connections for the next pull from there, which end soon where none takes them. Never waits.")
       .def("cancel", [](PullQueue& self, uint64_t job) { return self.cancel(job); }, "job"_a,
            "Ends a job's remaining chunks, reported like any end; False where it has ended.")
       .def("stats", &queue_stats);

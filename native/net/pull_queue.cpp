@@ -57,6 +57,36 @@ uint64_t PullQueue::pull(PullPlan plan) {
   return add(std::make_shared<PullJob>(std::move(plan)));
 }
 
+void PullQueue::connect_ahead(const std::string& address, uint16_t port, uint32_t connections) {
+  const auto until = StreamClock::now() + AHEAD_LIFE;
+  change([&] {
+    const auto is_there = [&](const Ahead& one) { return one.is_to(address, port); };
+    auto there = std::count_if(ahead_.begin(), ahead_.end(), is_there);
+    for (; there < connections && ahead_.size() < AHEAD_MAX && !is_stopped(); ++there) {
+      int error = 0;
+      auto stream = TcpStream::open(address, error);
+      if (stream == nullptr || !stream->begin_connect(address, port)) {
+        return;
+      }
+      ahead_.push_back({address, port, std::move(stream), until});
+    }
+  });
+}
+
+// nullptr where there is none.
+std::shared_ptr<TcpStream> PullQueue::take_ahead(const PullPlan& plan) {
+  const Guard guard = lock();
+  const auto found = std::find_if(ahead_.begin(), ahead_.end(), [&](const Ahead& one) {
+    return one.is_to(plan.address, plan.port) && one.until > StreamClock::now() && one.stream->is_silent();
+  });
+  if (found == ahead_.end()) {
+    return nullptr;
+  }
+  auto stream = std::move(found->stream);
+  ahead_.erase(found);
+  return stream;
+}
+
 void PullQueue::pull_tasks() {
   const auto begins = [this](const PullJob& job) {
     const bool has_thread = shares_.begin(job.peer);
@@ -73,13 +103,17 @@ void PullQueue::pull_tasks() {
   }
 }
 
-// Ends what waits for a thread beyond its deadline.
+// Ends what waits for a thread beyond its deadline, and connections that nobody has taken.
 void PullQueue::end_late_ones() {
   Guard guard = lock();
   while (!is_stopped()) {
     auto first = StreamClock::time_point::max();
     each_waiting([&](const Rest& rest) { first = std::min(first, rest.job->plan.deadline); });
     const auto now = StreamClock::now();
+    while (!ahead_.empty() && ahead_.front().until <= now) {
+      ahead_.pop_front();
+    }
+    first = ahead_.empty() ? first : std::min(first, ahead_.front().until);
     if (first > now) {
       wait(guard, first);
       continue;
@@ -91,12 +125,14 @@ void PullQueue::end_late_ones() {
     }
     guard.lock();
   }
+  ahead_.clear();
 }
 
 void PullQueue::receive(const Task& task, SlotLanding& landing) {
   PullJob& job = *task.job;
   int error = 0;
-  const auto stream = TcpStream::open(job.plan.address, error);
+  auto stream = take_ahead(job.plan);
+  stream = stream == nullptr ? TcpStream::open(job.plan.address, error) : stream;
   if (stream == nullptr) {
     landing.end_all(PullStatus::FAILED, PullFault::UNREACHABLE);
     return;

@@ -4,12 +4,14 @@
 // 1. Every chunk is reported by the job's deadline at the latest; after that nothing is written to its slot.
 // 2. A job takes a thread for each of its connections. One peer takes at most half of the threads: one that stalls delays its own
 //    jobs alone.
-// 3. `cancel` and `stop` cut the connections; no byte is received when `stop` has returned true.
+// 3. A connection that was made ahead is used by one job of its peer at most, and ends when none has taken it in time.
+// 4. `cancel` and `stop` cut the connections; no byte is received when `stop` has returned true.
 //
 // Threads: any. The lock is held neither while bytes move nor while a connection is made.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,9 +49,27 @@ class PullQueue final : public PullLine<PullJob> {
   // A job's number; 0 where the line is full or the queue stopped. REQUIRES: as PullLine; STREAM_CONNECTIONS_MAX connections at most.
   [[nodiscard]] uint64_t pull(PullPlan plan);
 
+  // Begins to make so many connections to a peer that has been asked for chunks: they are made while its offer is on its way. Those
+  // that are there already count. Never waits; what cannot be connected is seen by the job.
+  void connect_ahead(const std::string& address, uint16_t port, uint32_t connections);
+
   [[nodiscard]] PullQueueStats stats() const;
 
  private:
+  // Of all peers: more are made by their jobs.
+  static constexpr size_t AHEAD_MAX = 64;
+  // Less than a peer waits for the hello of a connection.
+  static constexpr std::chrono::milliseconds AHEAD_LIFE{1500};
+  struct Ahead {
+    [[nodiscard]] bool is_to(const std::string& other, uint16_t its_port) const { return port == its_port && address == other; }
+
+    std::string address;
+    uint16_t port;
+    std::shared_ptr<TcpStream> stream;
+    StreamClock::time_point until;
+  };
+
+  [[nodiscard]] std::shared_ptr<TcpStream> take_ahead(const PullPlan& plan);
   void pull_tasks();
   void end_late_ones();
   void receive(const Task& task, SlotLanding& landing);
@@ -58,6 +78,7 @@ class PullQueue final : public PullLine<PullJob> {
 
   PeerShares<std::string> shares_;  // guarded by the line's lock
   uint64_t running_ = 0;            // guarded by the line's lock
+  std::deque<Ahead> ahead_;         // oldest first; guarded by the line's lock
 };
 
 }  // namespace kvpool

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -87,11 +88,42 @@ std::shared_ptr<TcpStream> TcpStream::open(const std::string& address, int& erro
   return fd < 0 ? nullptr : std::make_shared<TcpStream>(fd);
 }
 
+bool TcpStream::begin_connect(const std::string& address, uint16_t port) noexcept {
+  const auto found = numeric_address(address, port);
+  has_begun_ = found && fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK) == 0 &&
+               (::connect(fd_, found->get(), found->size) == 0 || errno == EINPROGRESS);
+  return has_begun_;
+}
+
+bool TcpStream::is_silent() const noexcept {
+  pollfd state{fd_, POLLIN, 0};
+  return poll(&state, 1, 0) == 0;
+}
+
+StreamFault TcpStream::finish_connect(StreamClock::time_point until) noexcept {
+  pollfd waiting{fd_, POLLOUT, 0};
+  int ready = 0;
+  do {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - StreamClock::now()).count();
+    ready = poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
+  } while (ready < 0 && errno == EINTR);
+  int error = ready == 0 ? EAGAIN : errno;
+  socklen_t size = sizeof(error);
+  if (ready > 0 && getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0) {
+    static_cast<void>(fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) & ~O_NONBLOCK));
+    return is_ended_ ? StreamFault::ENDED : StreamFault::NONE;
+  }
+  return fault_of(error);
+}
+
 StreamFault TcpStream::connect(const std::string& address, uint16_t port, const StreamTimes& times) {
   const auto found = numeric_address(address, port);
   const auto left = std::min<std::chrono::nanoseconds>(times.stall, times.deadline - StreamClock::now());
   if (!found || left.count() <= 0) {
     return found ? StreamFault::LATE : StreamFault::BROKEN;
+  }
+  if (has_begun_) {
+    return finish_connect(StreamClock::now() + std::chrono::duration_cast<StreamClock::duration>(left));
   }
   set_timeout(fd_, SO_SNDTIMEO, left, send_timeout_);
   if (is_ended_) {

@@ -23,6 +23,11 @@ class TcpStream final : public ByteStream {
   [[nodiscard]] static std::shared_ptr<TcpStream> open(const std::string& address, int& error);
   ~TcpStream() override;
 
+  // Begins to connect, without waiting. False where that cannot be.
+  [[nodiscard]] bool begin_connect(const std::string& address, uint16_t port) noexcept;
+  // Whether the other side has neither ended nor sent anything.
+  [[nodiscard]] bool is_silent() const noexcept;
+  // Connects, or waits for what has begun.
   [[nodiscard]] StreamFault connect(const std::string& address, uint16_t port, const StreamTimes& times);
   void end() noexcept override;
   [[nodiscard]] int fd() const noexcept { return fd_; }
@@ -34,8 +39,10 @@ class TcpStream final : public ByteStream {
 
  private:
   [[nodiscard]] StreamFault fault_of(int error) const noexcept;
+  [[nodiscard]] StreamFault finish_connect(StreamClock::time_point until) noexcept;
 
   const int fd_;  // owned
+  bool has_begun_ = false;  // to connect, without waiting
   std::atomic<bool> is_ended_ = false;
   std::chrono::nanoseconds send_timeout_{0};  // of the socket; 0: none was set
   std::chrono::nanoseconds receive_timeout_{0};

@@ -215,6 +215,7 @@ class PullDriver:
         answer_s = min(left_s, self._config.answer_timeout)
         request = self._request_of(pull, link, int((answer_s + timeout_s) * 1000))
         fault, asked_ns = "", self._clock.now_ns()
+        any(transport.expect(pull.node, link, len(pull.moves.keys[pull.wanted])) for transport in self._transports)
         try:
             offer: r.Offer = await self._asking.ask_node(
                 link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named

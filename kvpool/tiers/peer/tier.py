@@ -72,7 +72,13 @@ class PeerTier:
         self._clock = clock
         self._index = kvpool_native.IndexView(memory.index)
         self._pulls = Pulls(kvpool_native.LandingBoard(memory.index))
-        stream = StreamTransport(memory.arena, memory.index, threads=config.threads, jobs_max=PULLS_MAX)
+        stream = StreamTransport(
+            memory.arena,
+            memory.index,
+            threads=config.threads,
+            jobs_max=PULLS_MAX,
+            connections=config.connections,
+        )
         self._transports = (*transports, stream)
         self.nodes = NodeRecords(clock, random)
         self._publishing: asyncio.TimerHandle | None = None

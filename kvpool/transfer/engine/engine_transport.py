@@ -95,6 +95,10 @@ class EngineTransport:
         """See `Transport`."""
         self._connector.meet(node, link)
 
+    def expect(self, node: str, link: PeerLink, chunks: int) -> bool:  # noqa: ARG002 - the same for any number
+        """See `Transport`. Connections are made when nodes meet."""
+        return link.life is not None and self._accepted.get(node) == link.life.incarnation
+
     async def accepts(self, order: Order) -> bool:
         """See `Transport`."""
         life = order.link.life

@@ -74,6 +74,7 @@ class NearTransport:
         self._counts: Counter[str] = Counter()
         self._on_completed: Callable[[], None] = lambda: None
         self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<NearTransport {len(self._running)} jobs, {self._owners!r}>"
@@ -86,6 +87,8 @@ class NearTransport:
     async def close(self) -> bool:
         """See `Transport`."""
         self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._queue.fileno())
         has_left = await self._owners.close()
@@ -94,7 +97,33 @@ class NearTransport:
         return has_ended and has_left
 
     def meet(self, node: str, link: PeerLink) -> None:
+        """See `Transport`. Whether it is on this host is asked ahead, so that no pull waits for that; its memory is mapped with
+        its first offer."""
+        if self._is_closed or link.life is None or self._elsewhere.get(node) == link.life.incarnation:
+            return
+        task = asyncio.get_running_loop().create_task(self._ask_ahead(node, link, link.life.incarnation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask_ahead(self, node: str, link: PeerLink, incarnation: bytes) -> None:
+        """Note a node that is on another host. One of this host has no offer of that number, and refuses for another reason."""
+        question = r.AskNear(link.next_pull(), self._host)
+        try:
+            await self._asking.ask_node(link, node, lambda: question, ANSWER_S)
+        except Refused as refused:
+            if refused.code == r.RefusalCode.TRANSPORT:
+                self._elsewhere.remember(node, incarnation)
+        except KVPoolError as error:  # with its first offer it is asked again
+            log.debug("peer %s was not asked whether it is on this host: %s", node, error)
+
+    def expect(self, node: str, link: PeerLink, chunks: int) -> bool:  # noqa: ARG002 - the same for any number
         """See `Transport`. A node's memory is mapped with its first offer."""
+        life = link.life
+        return (
+            life is not None
+            and self._elsewhere.get(node) != life.incarnation
+            and not self._is_refused(node, life.incarnation)
+        )
 
     async def accepts(self, order: Order) -> bool:
         """See `Transport`."""

@@ -323,3 +323,57 @@ TEST(nobody_there_is_an_outcome_too) {
     EXPECT(outcome.is_unmarked && target.has_failed(outcome));
   }
 }
+
+// A socket that blocks.
+int accept_one(const TcpListener& listener) {
+  int fd = -1;
+  wait_until([&] { return fd >= 0 || (fd = listener.accept()) >= 0; });
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd;
+}
+
+TEST(a_pull_takes_the_connection_that_was_made_ahead) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  const TcpListener listener(HOST, 0);
+  queue.connect_ahead(HOST, listener.port(), 1);
+  queue.connect_ahead(HOST, listener.port(), 1);  // it is there
+  int fd = accept_one(listener);
+  RawSocket peer(fd);
+  EXPECT(queue.pull(target.pull_plan(listener.port(), ticket_of(1), 2, 1)) != 0);
+  StreamHello hello{};
+  EXPECT(peer.receive(&hello, sizeof(hello)));
+  const StreamHello expected = make_hello(ticket_of(1), 0, 1);
+  EXPECT(std::memcmp(&hello, &expected, sizeof(hello)) == 0);
+  EXPECT(listener.accept() == -EAGAIN);
+  peer.end();
+  for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
+    EXPECT(outcome.fault == PullFault::REFUSED && outcome.is_unmarked);
+  }
+}
+
+TEST(a_connection_made_ahead_that_has_ended_is_not_taken) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  const TcpListener listener(HOST, 0);
+  queue.connect_ahead(HOST, listener.port(), 1);
+  int fd = accept_one(listener);
+  close(fd);
+  EXPECT(queue.pull(target.pull_plan(listener.port(), ticket_of(1), 2, 1)) != 0);
+  fd = accept_one(listener);
+  RawSocket peer(fd);
+  StreamHello hello{};
+  EXPECT(peer.receive(&hello, sizeof(hello)));
+  peer.end();
+  EXPECT(wait_for_pulled(queue, 2).size() == 2);
+}
+
+TEST(a_connection_made_ahead_ends_when_nobody_takes_it) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  const TcpListener listener(HOST, 0);
+  queue.connect_ahead(HOST, listener.port(), 1);
+  int fd = accept_one(listener);
+  const RawSocket peer(fd);
+  EXPECT(peer.receive_rest().empty());
+}
