@@ -1,7 +1,9 @@
 """Two pools over real sockets: what one has stored is a hit on the other, and whatever fails is a miss."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,30 @@ async def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_pa
         assert there.server.counts["pulls"] == parts
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.pool.pool.measure({}).index["leases"] == 0
+
+
+async def test_a_node_is_connected_while_it_makes_its_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two round trips: the request with the handshakes of its connections, then the tickets with the bytes."""
+    async with two_nodes() as (here, there):
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        (stream,) = here.tier._transports
+        happened: list[object] = []
+        expect, ask, submit = stream.expect, here.tier._driver._asking.ask_node, stream.submit
+
+        def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*given: Any, **named: Any) -> Any:
+                happened.append(name)
+                return call(*given, **named)
+
+            return noted
+
+        monkeypatch.setattr(stream, "expect", noting("connect", expect))
+        monkeypatch.setattr(stream, "submit", noting("receive", submit))
+        monkeypatch.setattr(here.tier._driver._asking, "ask_node", noting("ask", ask))
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert happened == ["connect", "ask", "receive"]
+        assert there.server.counts["pulls"] == 1
 
 
 @pytest.mark.parametrize("owner", ["", "there"], ids=["known", "named"])

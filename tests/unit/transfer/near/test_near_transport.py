@@ -34,6 +34,9 @@ class Link:
     asked: list[r.AskNear] = field(default_factory=list)
     member: Any = field(default_factory=lambda: SimpleNamespace(endpoint="tcp://127.0.0.1:9"))
 
+    def next_pull(self) -> int:
+        return 1000
+
     def request(self, ask: r.AskNear, _timeout_s: float) -> "asyncio.Future[r.Near]":
         self.asked.append(ask)
         answer: asyncio.Future[r.Near] = asyncio.get_running_loop().create_future()
@@ -133,6 +136,39 @@ async def test_an_offer_without_checksums_and_a_peer_that_is_away_are_not_asked(
 
 def on_another_host(_ask: r.AskNear) -> r.Near:
     raise Refused(r.RefusalCode.TRANSPORT, "this node is on another host")
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_is_met_is_asked_ahead_whether_it_is_on_this_host(setting: Setting) -> None:
+    link = cast(Any, setting.link)
+    setting.link.answer = on_another_host
+    assert setting.transport.expect("node", link, 1)  # it may be
+    for _ in range(2):
+        setting.transport.meet("node", link)
+        await until(lambda: not setting.transport.expect("node", link, 1), "it is known to be elsewhere")
+    assert not await setting.accepts()
+    assert setting.link.asked == [r.AskNear(1000, HOST)]
+    setting.link.life, setting.link.answer = PeerLife("node", b"2" * 16, "", True), setting.honest
+    assert setting.transport.expect("node", link, 1)
+    assert await setting.accepts()
+    assert len(await setting.ends()) == CHUNKS
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("code", [r.RefusalCode.FAILED, r.RefusalCode.BUSY, ""])
+async def test_who_was_met_and_not_found_elsewhere_is_asked_with_its_first_offer(setting: Setting, code: str) -> None:
+    def refuse(ask: r.AskNear) -> r.Near:
+        if ask.pull != 1000:
+            return setting.honest(ask)
+        raise Refused(code, "no such pull") if code else PeerUnreachable("no answer in time")
+
+    setting.link.answer = refuse
+    setting.transport.meet("node", cast(Any, setting.link))
+    await until(lambda: len(setting.link.asked) == 1, "it was asked")
+    assert setting.transport.expect("node", cast(Any, setting.link), 1)
+    assert await setting.accepts()
+    assert len(await setting.ends()) == CHUNKS
+    assert setting.transport.stats()["refused"] == 0
 
 
 def without_answer(_ask: r.AskNear) -> r.Near:
