@@ -123,7 +123,7 @@ def test_without_standard_error_the_code_is_the_same(tmp_path: Path) -> None:
 
 # What only an option needs, and what no daemon does: together more than a start takes without them.
 HEAVY = {
-    *("click", "etcd", "lmdb", "prometheus_client", "rich", "torch", "urllib3", "zmq"),
+    *("etcd", "lmdb", "prometheus_client", "rich", "torch", "urllib3", "zmq"),
     *("kvpool.pool.sharing.publications", "kvpool.server.events.publisher", "kvpool.server.health.probe"),
     *("kvpool.server.metrics.http", "kvpool.server.peers.fleet"),
     *("kvpool.tiers.hbm.tier", "kvpool.tiers.peer.tier", "kvpool.tiers.ssd.tier", "kvpool.tiers.store.tier"),
