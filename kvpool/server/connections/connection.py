@@ -338,8 +338,6 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(answer, AnswerWithDescriptor):
             self._pass_descriptor(self._transport, answer, sequence)
-        elif self._version >= versions.NEWEST:
-            self._transport.write(m.encode(answer, sequence))
         else:
             self._transport.write(versions.encode_for(answer, sequence, self._version))
 
