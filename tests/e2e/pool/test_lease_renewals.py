@@ -8,7 +8,7 @@ import pytest
 from kvpool.clock import Deadline
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.prompts import begin_load, load, prompt, store
 
 Start = Callable[..., Daemon]
@@ -50,3 +50,24 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
             late, _ = begin_load(pool, waited)
             wait_until(lambda: m.Renew in asked, "both leases are renewed")
             assert begun.wait().reason == late.wait().reason == "complete"
+
+
+def test_the_end_of_a_load_from_another_life_does_not_end_the_renewals_of_a_lease_with_its_number(
+    start_daemon: Start, asked: list[type]
+) -> None:
+    daemon = start_daemon(server__lease_ttl="3s")
+    with daemon.connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as before:
+            old, _ = begin_load(pool, before)
+            daemon.kill()
+            daemon.start()
+            wait_connected(pool)
+            store(pool, keys)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                assert lease.hold.id == before.hold.id
+                begun, _ = begin_load(pool, lease)
+                old.wait()
+                wait_until(lambda: m.Renew in asked, "the lease is renewed", 30.0)
+                assert begun.wait().reason == "complete"
