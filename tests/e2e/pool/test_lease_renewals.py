@@ -1,5 +1,6 @@
 """Renewals of the leases of running loads: none for a load that ends soon, one at once for a lease that has waited."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,35 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
             late, _ = begin_load(pool, waited)
             wait_until(lambda: m.Renew in asked, "both leases are renewed")
             assert begun.wait().reason == late.wait().reason == "complete"
+
+
+@pytest.mark.parametrize("verb", ["acquire", "acquire_each", "claim"])
+def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
+    start_daemon: Start, asked: list[type], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with start_daemon(server__lease_ttl="3s").connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        hit, call = pool.lookup(keys), Session.call
+        with pool.acquire(hit) as issued:
+            ticket = issued.ticket()
+
+            def call_late(session: Session, *given: Any) -> Any:
+                answer = call(session, *given)
+                time.sleep(1.1)  # more than a third of the time to live
+                return answer
+
+            with monkeypatch.context() as late:
+                late.setattr(Session, "call", call_late)
+                if verb == "claim":
+                    lease = pool.claim(ticket)
+                else:
+                    lease = pool.acquire(hit) if verb == "acquire" else pool._lease_fetcher.acquire_each([hit])[0]
+            with lease:
+                assert lease.hold.renewal.has_passed()
+                begun, _ = begin_load(pool, lease)
+                wait_until(lambda: m.Renew in asked, "it is renewed", 30.0)
+                assert begun.wait().reason == "complete"
 
 
 def test_the_end_of_a_load_from_another_life_does_not_end_the_renewals_of_a_lease_with_its_number(
