@@ -111,11 +111,13 @@ class Link:
         if not session.is_alive:
             self.lost()
 
-    def use_lease(self, lease_id: int, due: Deadline) -> None:
-        """Renew this lease until `unuse_lease`: a load of it begins. `due`: when first; a load that ends before costs no
-        request."""
+    def use_lease(self, session: Session, lease_id: int, due: Deadline) -> None:
+        """Renew this lease of the session until `unuse_lease`: a load of it begins. `due`: when first; a load that ends before
+        costs no request."""
         due_s = due.remaining_s()
         with self._lock:
+            if session is not self._session:
+                return  # it has ended
             is_sooner = not self._leases_in_use or due_s < self._renewal.remaining_s()
             self._leases_in_use[lease_id] = self._leases_in_use.get(lease_id, 0) + 1
             if is_sooner:
@@ -123,9 +125,11 @@ class Link:
         if is_sooner and due_s < REPORT_INTERVAL_S:  # else the thread looks before
             self._wake()
 
-    def unuse_lease(self, lease_id: int) -> None:
-        """Renew this lease no longer: a load of it has ended."""
+    def unuse_lease(self, session: Session, lease_id: int) -> None:
+        """Renew this lease of the session no longer: a load of it has ended."""
         with self._lock:
+            if session is not self._session:
+                return  # another one's leases have numbers of their own
             count = self._leases_in_use.get(lease_id, 0) - 1
             if count > 0:
                 self._leases_in_use[lease_id] = count

@@ -63,7 +63,7 @@ class LeasedMemory:
         self._bytes = self._arena.view()  # keeps the arena mapped
         if int(self._offsets.max()) > self._arena.size - self.layout.stored_bytes:
             raise InvalidArgument(f"the lease names memory that is not there: {lease!r}")
-        link.use_lease(lease.id, lease.renewal)
+        link.use_lease(session, lease.id, lease.renewal)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -128,8 +128,8 @@ class LeasedMemory:
 
     def _end_use(self) -> None:
         self._is_closed = True
-        if self._link.session is self.lease.session:  # a new session's leases have numbers of their own
-            self._link.unuse_lease(self.lease.id)
+        if self.lease.session is not None:
+            self._link.unuse_lease(self.lease.session, self.lease.id)
 
     def _has_good_summaries(self, number: int) -> bool:
         if os.getpid() != self._pid:

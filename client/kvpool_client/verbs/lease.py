@@ -22,7 +22,6 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.states import Level
-from kvpool_client.connection.link import RENEW_FRACTION
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace
@@ -114,16 +113,15 @@ class Lease:
 class LeaseHold:
     """A lease as the Pool's parts see it: where its chunks lie, and the loads for which its end waits."""
 
-    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace) -> None:
-        """`namespace`: that of the Pool whose verbs take it."""
+    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace, renewal: Deadline) -> None:
+        """`namespace`: that of the Pool whose verbs take it. `renewal`: when a load that uses it has it renewed first."""
         self.session = session
         self.id = leased.lease
         self.namespace = namespace
         self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
-        # When a load that uses it has it renewed first.
-        self.renewal = Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION if session is not None else 0.0)
+        self.renewal = renewal
         self._leased = leased
         self._pid = os.getpid()
         self._lock = threading.Lock()

@@ -69,7 +69,8 @@ class LoadStarter:
             if not all(are_held):
                 load.cancel()
             for lease in leases:
-                self._link.use_lease(lease.id, lease.renewal)
+                if lease.session is not None:
+                    self._link.use_lease(lease.session, lease.id, lease.renewal)
         return load
 
     def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
@@ -99,8 +100,8 @@ class LoadStarter:
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         for lease in load.leases:
             lease.end_load(load)
-            if load.is_begun:
-                self._link.unuse_lease(lease.id)
+            if load.is_begun and lease.session is not None:
+                self._link.unuse_lease(lease.session, lease.id)
         levels = b"".join([lease.tiers.tobytes() for lease in load.leases])
         self._counters.count_load(levels[load.first_chunk : result.chunks], result)
         session = load.leases[0].session

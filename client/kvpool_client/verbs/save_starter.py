@@ -174,11 +174,11 @@ class SaveStarter:
         except (DaemonUnreachable, Refused) as error:
             self._link.note_failure(session, error)
             self._give_up(session, answer.reservation, saved)
-            return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
+            return self._saved_nothing(plan, SaveState.DISCONNECTED, states, pending)
         runs = [each.run for each in saved if each.run is not None]
         if not all(map(session.adopt_save, runs)):
             self._give_up(session, 0, saved)
-            return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
+            return self._saved_nothing(plan, SaveState.DISCONNECTED, states, pending)
         has_reserved = bool(runs)
         save = Save(
             ReservedSave(
@@ -230,8 +230,15 @@ class SaveStarter:
             return keys.token_ids(run.chunks[chosen.start : chosen.stop])
         return keys.token_ids([run.chunks[number] for number in chosen])
 
-    def _saved_nothing(self, plan: SavePlan, state: SaveState, states: Sequence[bytearray] | None = None) -> Save:
-        """The save of a plan of which nothing is written: what was `RESERVED`, or everything, has this state."""
+    def _saved_nothing(
+        self,
+        plan: SavePlan,
+        state: SaveState,
+        states: Sequence[bytearray] | None = None,
+        pending: PendingChunks | None = None,
+    ) -> Save:
+        """The save of a plan of which nothing is written: what was `RESERVED`, or everything, has this state. `pending`: the
+        chunks that are `PENDING` in `states`."""
         if states is None:
             states = [bytearray(_RESERVED * len(run.chunks)) for run in plan.runs]
         ended = [of_run.replace(_RESERVED, bytes([state])) for of_run in states]
@@ -241,7 +248,7 @@ class SaveStarter:
                 0,
                 tuple(self._saved_run(run, of_run, retained=b"") for run, of_run in zip(plan.runs, ended, strict=True)),
                 scope=b"",
-                pending=PendingChunks(None, KeyColumn(b"")),
+                pending=pending if pending is not None else PendingChunks(None, KeyColumn(b"")),
                 end_token=plan.end_chunk * self._chunk_tokens,
                 has_groups=self._has_groups,
                 timeout_s=self._timeout_s,

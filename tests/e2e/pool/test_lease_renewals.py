@@ -1,5 +1,6 @@
 """Renewals of the leases of running loads: none for a load that ends soon, one at once for a lease that has waited."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from kvpool.clock import Deadline
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.prompts import begin_load, load, prompt, store
 
 Start = Callable[..., Daemon]
@@ -50,3 +51,53 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
             late, _ = begin_load(pool, waited)
             wait_until(lambda: m.Renew in asked, "both leases are renewed")
             assert begun.wait().reason == late.wait().reason == "complete"
+
+
+@pytest.mark.parametrize("verb", ["acquire", "acquire_each", "claim"])
+def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
+    start_daemon: Start, asked: list[type], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with start_daemon(server__lease_ttl="3s").connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        hit, call = pool.lookup(keys), Session.call
+        with pool.acquire(hit) as issued:
+            ticket = issued.ticket()
+
+            def call_late(session: Session, *given: Any) -> Any:
+                answer = call(session, *given)
+                time.sleep(1.1)  # more than a third of the time to live
+                return answer
+
+            with monkeypatch.context() as late:
+                late.setattr(Session, "call", call_late)
+                if verb == "claim":
+                    lease = pool.claim(ticket)
+                else:
+                    lease = pool.acquire(hit) if verb == "acquire" else pool._lease_fetcher.acquire_each([hit])[0]
+            with lease:
+                assert lease.hold.renewal.has_passed()
+                begun, _ = begin_load(pool, lease)
+                wait_until(lambda: m.Renew in asked, "it is renewed", 30.0)
+                assert begun.wait().reason == "complete"
+
+
+def test_the_end_of_a_load_from_another_life_does_not_end_the_renewals_of_a_lease_with_its_number(
+    start_daemon: Start, asked: list[type]
+) -> None:
+    daemon = start_daemon(server__lease_ttl="3s")
+    with daemon.connect() as pool:
+        keys = prompt(pool, 1)
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as before:
+            old, _ = begin_load(pool, before)
+            daemon.kill()
+            daemon.start()
+            wait_connected(pool)
+            store(pool, keys)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                assert lease.hold.id == before.hold.id
+                begun, _ = begin_load(pool, lease)
+                old.wait()
+                wait_until(lambda: m.Renew in asked, "the lease is renewed", 30.0)
+                assert begun.wait().reason == "complete"

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 import kvpool_client as kv
+from kvpool_client.connection.session import Session
 from kvpool_client.verbs.save import publish_each
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
@@ -72,6 +73,24 @@ def test_the_rest_of_a_prompt_is_saved_behind_chunks_that_another_saves(ranks: R
         for save in under_way:
             assert save.commit().declined == 0
         second.assert_served(keys)
+
+
+def test_a_save_behind_pending_chunks_whose_session_ends_before_it_copies_is_declined(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_and_refuse(session: Session, run: object) -> bool:
+        session.end_session("its daemon has gone")
+        return False
+
+    with shared.connect() as first, shared.connect() as second:
+        keys = prompt(first, 33)
+        under_way = begin(first, prompt(first, 33, HEAD))
+        monkeypatch.setattr(Session, "adopt_save", end_and_refuse)
+        late = begin(second, keys)
+        result = late.commit()
+        assert result.reasons == {"pending": HEAD, "disconnected": CHUNKS - HEAD}
+        assert not late.wait_pending(60.0), "nobody can see whether they come"
+        assert under_way.commit().declined == 0
 
 
 def test_what_follows_a_pending_chunk_comes_or_is_lost_with_it(shared: Shared) -> None:
