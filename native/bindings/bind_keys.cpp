@@ -57,7 +57,7 @@ nb::bytes leaves_of(const Tokens<Token>& tokens, size_t chunk_tokens) {
   nb::bytes leaves = unwritten(chunks * HASH_BYTES);
   bool fits = true;
   {
-    const GilReleasedOver released(tokens.size());
+    const GilReleasedOver released(tokens.nbytes());
     if constexpr (sizeof(Token) == sizeof(int64_t)) {
       fits = hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
     } else {
@@ -78,7 +78,7 @@ std::pair<nb::bytes, nb::bytes> chunks_of(const Tokens<Token>& tokens, size_t ch
   nb::bytes keys = unwritten(chunks * HASH_BYTES);
   bool fits = true;
   {
-    const GilReleasedOver released(tokens.size());
+    const GilReleasedOver released(tokens.nbytes());
     if constexpr (sizeof(Token) == sizeof(int64_t)) {
       fits = hash_chunks(tokens.data(), chunk_tokens, chunks, readable(parent), writable(leaves), writable(keys));
     } else {
