@@ -5,6 +5,7 @@ past: whether a chunk is stored now, only the directory shows, and it stays when
 Control thread only; `now_ns` is an argument.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -84,7 +85,7 @@ class _Latest(Generic[Entry]):
         if not len(places):
             return None
         newest = self._noted - 1 - int(((self._noted - 1 - places) % len(self._keys)).min())
-        return next(entry for end, entry in self._runs if end > newest)
+        return self._runs[bisect_right(self._runs, newest, key=_end_of)][1]
 
 
 class ChunkHistory:
@@ -148,6 +149,10 @@ def first_refused(states: bytes) -> list[int]:
     refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))
     found: list[int] = refused[:REFUSALS_PER_SAVE].tolist()
     return found
+
+
+def _end_of(run: tuple[int, object]) -> int:
+    return run[0]
 
 
 def _age_s(at_ns: int, now_ns: int) -> float:

@@ -265,16 +265,11 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
 
 Hold Directory::lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns) {
   std::vector<RecordId> records = whole_chain(owner, leaf, n);
-  if (records.empty()) {
-    return {};
+  if (records.empty() || !shares_.may_hold(holder, records)) {
+    return {};  // before any use is noted: who gets a part of it uses that
   }
-  const ClassId size_class = records_[records.front()].size_class;
   note_reuse(records, 0, now_ns);
   const Hold hold = make_hold(std::move(records));
-  if (shares_.affordable(holder, {hold.id}, {size_class}, n) < n) {
-    release(hold.id, now_ns);
-    return {};
-  }
   static_cast<void>(shares_.charge({hold.id}, holder));
   return hold;
 }

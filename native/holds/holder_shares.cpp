@@ -167,6 +167,27 @@ bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& cha
   return fits();
 }
 
+// Whether the holder may protect so much more, whatever of it is protected already.
+bool HolderShares::has_room(HolderId holder, uint64_t bytes) const noexcept {
+  return !holder.valid() || (accounts_.bound(holder) + bytes <= share_of(holder, protected_bytes_) &&
+                             has_user_share(holder, bytes, protected_bytes_));
+}
+
+bool HolderShares::may_hold(HolderId holder, const std::vector<RecordId>& chain) {
+  const uint64_t bytes = taken_bytes(records_[chain.front()].size_class);
+  if (has_room(holder, chain.size() * bytes)) {
+    return true;
+  }
+  const auto beyond = [&](const HolderAccounts::Account* account) {
+    const size_t covered = count_common(some_chains_of(account, 0, COMPARED_HOLDS), chain);
+    return (chain.size() - std::min(chain.size(), covered)) * bytes;
+  };
+  const uint64_t own = beyond(accounts_.find(holder));
+  const uint64_t of_user = beyond(accounts_.find_user(holder));
+  recount(holder, bytes);
+  return accounts_.bound(holder) + own <= share_of(holder, protected_bytes_) && has_user_share(holder, of_user, protected_bytes_);
+}
+
 size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
                              size_t wanted) {
   KVPOOL_CHECK(holds.size() == of.size());
@@ -174,8 +195,7 @@ size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& hold
   for (const ClassId each : of) {
     all += wanted * taken_bytes(each);
   }
-  const bool has_room = accounts_.bound(holder) + all <= share_of(holder, protected_bytes_);
-  if (!holder.valid() || (has_room && has_user_share(holder, all, protected_bytes_))) {
+  if (has_room(holder, all)) {
     return wanted;
   }
   std::vector<uint64_t> sizes;

@@ -71,6 +71,8 @@ class HolderShares {
 
   // How many of `wanted` leading chunks of these chains the holder may protect. `holds`: what of each is here, or 0.
   [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
+  // Whether it may protect all of this chain, of chunks of one class, which is not held for it yet.
+  [[nodiscard]] bool may_hold(HolderId holder, const std::vector<RecordId>& chain);
   // Whether one more chunk of `bytes` behind this chain is within the share.
   [[nodiscard]] bool has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes);
 
@@ -98,6 +100,7 @@ class HolderShares {
   [[nodiscard]] std::optional<double> limit_of(HolderId holder) const noexcept;
   [[nodiscard]] double user_share_of(HolderId holder) const noexcept;
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
+  [[nodiscard]] bool has_room(HolderId holder, uint64_t bytes) const noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
   [[nodiscard]] uint64_t count_protected(const HolderAccounts::Account& account) const;
   void recount(HolderId holder, uint64_t bytes);

@@ -10,11 +10,13 @@ import math
 from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import Future
 from operator import attrgetter
+from typing import Any
 
 from kvpool.errors import ProtocolError
 from kvpool.events import Event
 from kvpool.ids import EPOCH_BYTES, NamespaceId
 from kvpool.index.namespaces import Namespace
+from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.snapshot_page import SnapshotPage
 from kvpool.layout import Layout
@@ -57,10 +59,14 @@ class EventVerbs:
         return _page_later(self._pool, self._session, page, page.words)
 
     @verb(em.AskChunkHistory, roles=OPERATOR)
-    def chunk_history(self, request: em.AskChunkHistory) -> Answer:
-        """The history of some chunks."""
-        keys = columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX)
-        return m.Report({"chunks": [{"key": key.hex(), **self._pool.journal.explain(key)} for key in keys]})
+    def chunk_history(self, request: em.AskChunkHistory) -> Parts[m.Report]:
+        """The history of some chunks, one in a turn: each is looked for among all that is remembered."""
+        chunks: list[dict[str, Any]] = []
+        for key in columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX):
+            if chunks:
+                yield None
+            chunks.append({"key": key.hex(), **self._pool.journal.explain(key)})
+        return m.Report({"chunks": chunks})
 
     @verb(em.AskNamespaces, roles=OPERATOR)
     def namespaces(self, request: em.AskNamespaces) -> Answer:

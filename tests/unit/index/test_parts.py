@@ -15,7 +15,7 @@ import pytest
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
-from kvpool.index.parts import PART_CHUNKS, Parts
+from kvpool.index.parts import PART_CHUNKS, SHARE_CHUNKS, Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
@@ -39,6 +39,9 @@ T = TypeVar("T")
 WINDOWS = Layout(
     chunk_tokens=SMALL.chunk_tokens,
     groups=(Group(kind=WINDOW, window=64, layers=3, kv_heads=2, head_dim=16, dtype="float16"),),
+)
+SHARED_CHAIN = Layout(
+    layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=SMALL.chunk_tokens, head_groups=2
 )
 # A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and
 # with as much more as this processor needs for plain Python than those that the millisecond was measured on.
@@ -399,6 +402,30 @@ def test_each_part_of_a_request_ends_within_a_turn(check: Callable[[Setting], No
 @pytest.mark.parametrize("check", [closed, expired, short_ones])
 def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) -> None:
     in_setting(check)
+
+
+def test_shares_of_a_chain_come_in_parts_of_their_own_size() -> None:
+    parts: list[int] = []
+
+    def check(setting: Setting) -> None:
+        def count(request: Parts[T]) -> T:
+            parts.append(1)
+            while True:
+                try:
+                    assert next(request) is None
+                except StopIteration as end:
+                    answer: T = end.value
+                    return answer
+                parts[-1] += 1
+
+        session = setting.pool.open_session(ConnectionId(9), "shares", SHARED_CHAIN)
+        asked = reserve_chain(b"", chain(1, 4 * SHARE_CHUNKS), share=Share(0, 3, 0, 1))
+        made = count(setting.pool.chains.reserve(session, asked))
+        sums = bytes(2 * SHARED_CHAIN.extents * 4 * SHARE_CHUNKS)
+        count(setting.pool.chains.commit(session, m.Commit(made.reservation, sums, b"")))
+
+    in_setting(check)
+    assert parts == [4, 4]
 
 
 @pytest.mark.parametrize("check", [closed_alone, expired_alone, given_up_alone, followed_alone, shared_alone])

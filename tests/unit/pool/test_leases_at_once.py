@@ -109,6 +109,31 @@ def test_nothing_is_leased_beyond_a_connections_share() -> None:
     in_pool(check, *ALL)
 
 
+def test_what_is_refused_at_once_has_used_nothing() -> None:
+    async def check(pool: Pool) -> None:
+        session = pool.open_session(ConnectionId(1), "model", SMALL)
+        pool._directory.share_among_holders(0.25, 1.0)
+        before = pool._directory.stats()
+        assert pool.chains.readers.grant_at_once(session, LEAF, CHAIN, 0) is None
+        after = pool._directory.stats()
+        assert after["reuse_gaps"] == before["reuse_gaps"]
+        assert after["policy_learned_uses"] == before["policy_learned_uses"]
+
+    in_pool(check, *ALL)
+
+
+def test_what_a_connection_holds_already_takes_nothing_of_its_share() -> None:
+    async def check(pool: Pool) -> None:
+        readers, session = pool.chains.readers, pool.open_session(ConnectionId(1), "model", SMALL)
+        pool._directory.share_among_holders(0.5, 1.0)
+        for _ in range(3):
+            assert readers.grant_at_once(session, LEAF, CHAIN, 0) is not None
+        other = pool.open_session(ConnectionId(2), "model", SMALL)
+        assert readers.grant_at_once(other, LEAF, CHAIN, 0) is None, "half of what is left is less than all of this"
+
+    in_pool(check, *ALL)
+
+
 def test_a_scheduler_gets_the_levels_alone_and_a_connection_no_more_leases_than_it_may() -> None:
     async def check(pool: Pool) -> None:
         session = pool.open_session(ConnectionId(1), "model", replace(SMALL, rank=None))

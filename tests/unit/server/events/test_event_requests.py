@@ -52,3 +52,16 @@ def test_events_of_many_namespaces_come_in_answers_that_fit_a_frame(*, is_engine
         assert {event.namespace for event in events} == set(unpack_namespaces(answer.namespaces))
         published += [event.namespace for event in events]
     assert published == [namespace.id for namespace in opened if not is_engine or namespace.id in session.namespace_ids]
+
+
+def test_the_history_of_each_key_is_looked_for_in_a_turn_of_its_own() -> None:
+    rig = Rig()
+    pool: Any = SimpleNamespace(journal=rig.journal, namespaces=rig.namespaces)
+    _, ask_history = handlers_of(m.ROLE_ADMIN, [EventVerbs(pool, None)])[em.AskChunkHistory.KIND]
+    keys = [os.urandom(32) for _ in range(em.HISTORY_KEYS_MAX)]
+    parts: Any = ask_history(em.AskChunkHistory(b"".join(keys)))
+    for _ in keys[1:]:
+        assert next(parts) is None
+    with pytest.raises(StopIteration) as end:
+        next(parts)
+    assert [row["key"] for row in end.value.value.values["chunks"]] == [key.hex() for key in keys]
