@@ -41,7 +41,7 @@ def test_a_load_that_ends_soon_costs_no_request(start_daemon: Start, asked: list
 
 
 def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: Start, asked: list[type]) -> None:
-    with start_daemon(server__lease_ttl="20s").connect() as pool:
+    with start_daemon(server__lease_ttl="10m").connect() as pool:
         keys = prompt(pool, 1)
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as waited, pool.acquire(pool.lookup(keys)) as young:
@@ -57,7 +57,9 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
 def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
     start_daemon: Start, asked: list[type], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    with start_daemon(server__lease_ttl="3s").connect() as pool:
+    for module in ("connection.link", "verbs.lease_fetcher"):
+        monkeypatch.setattr(f"kvpool_client.{module}.RENEW_FRACTION", 1 / 600)
+    with start_daemon(server__lease_ttl="10m").connect() as pool:
         keys = prompt(pool, 1)
         store(pool, keys)
         hit, call = pool.lookup(keys), Session.call
@@ -66,7 +68,7 @@ def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
 
             def call_late(session: Session, *given: Any) -> Any:
                 answer = call(session, *given)
-                time.sleep(1.1)  # more than a third of the time to live
+                time.sleep(1.1)  # until the lease is to be renewed
                 return answer
 
             with monkeypatch.context() as late:
@@ -97,6 +99,7 @@ def test_the_end_of_a_load_from_another_life_does_not_end_the_renewals_of_a_leas
             store(pool, keys)
             with pool.acquire(pool.lookup(keys)) as lease:
                 assert lease.hold.id == before.hold.id
+                asked.clear()
                 begun, _ = begin_load(pool, lease)
                 old.wait()
                 wait_until(lambda: m.Renew in asked, "the lease is renewed", 30.0)
