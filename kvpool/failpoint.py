@@ -202,6 +202,11 @@ def arm_from_environment() -> Callable[..., None]:
     return _act
 
 
+def is_armed() -> bool:
+    """Whether any point is armed: then requests are served where the points are."""
+    return reach is not _do_nothing
+
+
 # Faults of the variable; the daemon refuses to start with any.
 faults: list[str] = []
 reach: Callable[..., None] = arm_from_environment()

@@ -22,7 +22,6 @@ SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
 PROBE_MODEL = "kvpool-probe"
 
 ConnectionId = NewType("ConnectionId", int)
-LeaseId = NewType("LeaseId", int)
 ReservationId = NewType("ReservationId", int)  # a holder of slots: of the directory, or a part of a joint save
 SaveId = NewType("SaveId", int)  # what a connection has reserved for one save
 HoldId = NewType("HoldId", int)

@@ -386,16 +386,15 @@ class Directory:
     def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
         """Leaves a hold its leading chunks."""
 
-    def acquire_leaves(self, namespaces: Sequence[int], leaves: bytes, chunks: int, now_ns: int = 0) -> HeldRanks:
+    def hold_chain(self, namespaces: Sequence[int], leaves: bytes, chunks: int, holder: int | None, now_ns: int) -> list[int]:
         """
-        Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are
-        stored whole.
+        Holds, on each rank, the chain of so many chunks that ends in its key of `leaves`, counted for a holder; none unless all of
+        them are here whole, and allowed.
         """
 
-    def lease_chain(self, namespace: int, keys: bytes, chunks: int, holder: int, now_ns: int) -> tuple[int, HoldColumns] | None:
+    def join_holds(self, holds: Sequence[int]) -> int:
         """
-        Holds the chain of `chunks` chunks that ends in the last key, counted for a holder; None where not all of it is stored, or
-        is allowed. Its hold, and where its chunks lie.
+        One hold in place of several on chunks without a parent, of one namespace; it counts for whom the first one does.
         """
 
     def duplicate(self, holds: Sequence[int]) -> list[int]:
@@ -733,17 +732,6 @@ class Held:
     @property
     def chunks(self) -> int:
         """How many are held."""
-
-class HeldRanks:
-    """Holds on one prompt's chunks, one for each rank."""
-
-    @property
-    def ids(self) -> list[int]:
-        """In the order of the ranks; each 0 where nothing is held."""
-
-    @property
-    def chunks(self) -> int:
-        """How many each of them holds."""
 
 class HoldColumns:
     """A row for each chunk of holds or pins, by column."""
@@ -1677,6 +1665,153 @@ class ReuseDistances:
 
     def verify(self) -> list[str]:
         """One line per broken invariant."""
+
+class Lease:
+    """
+    A right to read leading chunks of a hit. A copy: it does not follow the lease.
+    """
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def owner(self) -> int:
+        """The connection that it belongs to."""
+
+    @property
+    def chunks(self) -> int:
+        """Of the hit."""
+
+    @property
+    def rows(self) -> int:
+        """Chunks of the holds of one rank together."""
+
+    @property
+    def held(self) -> int:
+        """Chunks of all its holds together."""
+
+    @property
+    def holds(self) -> dict[int, list[int]]:
+        """By rank, in the order of the rows."""
+
+class LeaseTable:
+    """Leases by number, owner and deadline. Control thread only."""
+
+    def __init__(self, ttl_ns: int) -> None: ...
+
+    def change_ttl(self, ttl_ns: int) -> None: ...
+
+    def grant(self, owner: int, chunks: int, rows: int, ranks: Sequence[int], holds: Sequence[int], least_ttl_ns: int, now_ns: int) -> int:
+        """
+        The number of a new lease. `holds`: those of one rank after those of another.
+        """
+
+    def find(self, lease: int, owner: int) -> Lease | None: ...
+
+    def renew(self, lease: int, owner: int, now_ns: int) -> bool:
+        """Counts it as used now; False where it has ended or is another's."""
+
+    def end_lease(self, lease: int, owner: int) -> list[int]:
+        """Its holds, which the caller releases."""
+
+    def end_owner(self, owner: int) -> None:
+        """Has `expire` end all of its leases."""
+
+    def expire(self, now_ns: int, left: int, lease_cost: int) -> tuple[list[int], int]:
+        """
+        Ends leases that expired or lost their owner while `left` chunks are positive: their holds, and what is left.
+        """
+
+    def count_of(self, owner: int) -> int: ...
+
+    def chunks_of(self, owner: int) -> int:
+        """Chunks of its leases, and what `count_chunks` added."""
+
+    def count_chunks(self, owner: int, chunks: int) -> None: ...
+
+    @property
+    def expired(self) -> int: ...
+
+    @property
+    def all_chunks(self) -> int: ...
+
+    def owners(self) -> list[tuple[int, int]]:
+        """Those that have leases, and how many."""
+
+    def all(self) -> list[Lease]:
+        """The oldest first."""
+
+    def verify(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
+
+class EndingHolds:
+    """
+    Holds that are released a bounded number of chunks at once. Control thread only.
+    """
+
+    def __init__(self, directory: Directory, at_once: int, hold_cost: int) -> None: ...
+
+    def release_holds(self, holds: Sequence[int], now_ns: int) -> bool:
+        """Releases these after those that wait; whether some are left."""
+
+    def __len__(self) -> int: ...
+
+class Reader:
+    """
+    A session as the lease desk knows it: whose leases they are, and where its chunks are.
+    """
+
+    def __init__(self, connection: int, holder: int, least_ttl_ns: int, ranks: Sequence[int], is_scheduler: bool, has_groups: bool, groups: Sequence[tuple[bool, int, Sequence[int], Sequence[int]]]) -> None:
+        """
+        `groups`: of each whether its chunks are chains, how many of them a hit needs at most, and the namespace and the bytes of a
+        chunk on each rank.
+        """
+
+class LeaseDesk:
+    """Leases of hits that are in DRAM as a whole. Control thread only."""
+
+    def __init__(self, directory: Directory, leases: LeaseTable, ending: EndingHolds, reuse: ReuseDistances | None, leases_max: int, held_max: int, rows_max: int, named_max: int) -> None: ...
+
+    def hold_hit(self, reader: Reader, keys: bytes, chunks: int, holder: int, now_ns: int) -> tuple[int, int, list[int]] | None:
+        """
+        The hit's chunks, the rows of a rank, and its holds, those of one rank after those of another. None where it is not all in
+        DRAM, or not allowed.
+        """
+
+    def lease_hit(self, reader: Reader, keys: bytes, chunks: int, now_ns: int) -> Lease | None:
+        """The same, as a lease."""
+
+    def columns_of(self, reader: Reader, lease: Lease) -> tuple[bytes, bytes, bytes, bytes]:
+        """
+        Offsets, generations, levels and slots of the chunks of a lease that lives.
+        """
+
+    def release_leases(self, reader: Reader, leases: Sequence[int], now_ns: int) -> bool:
+        """Ends leases of a reader; whether some of their holds are left."""
+
+class VerbTimes:
+    """How long requests of each kind took, by bucket. Control thread only."""
+
+    def __init__(self, kinds: Sequence[int], bounds_ns: Sequence[int]) -> None: ...
+
+    def add_time(self, kind: int, taken_ns: int) -> None:
+        """A request of this kind took so long."""
+
+    def row(self, kind: int) -> tuple[list[int], int]:
+        """Counts by bucket, and the sum of all times."""
+
+class LeaseFrames:
+    """Serves frames about leases as they arrive. Control thread only."""
+
+    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: tuple[int, int, int, int, int], frame_bytes_max: int, numbers_max: int) -> None:
+        """`kinds`: of Acquire, Leased, DropLeases, Renew and Done."""
+
+    def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> tuple[int, bytes, bool] | None:
+        """
+        Serves the leading frames that are about leases, for so long: how many bytes they are, the answers, and whether holds are
+        left to be released. None where the first frame is not for here.
+        """
 
 class PublishedBlocks:
     """

@@ -6,21 +6,22 @@ until every rank has claimed it, or as many claims as it was issued for have com
 
 Control thread only. `now_ns` is an argument everywhere: no clock is read here. The chunks themselves are protected by
 holds in the native directory; this module records which holds exist for whom and returns those to release: a bounded number at
-a time, because ending all holds of one connection may take a tenth of a second.
+a time, because ending all holds of one connection may take a tenth of a second. Leases are in the native table, where requests
+find them; tickets are here.
 
-Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`, and so does
-`_order`; `_ticket_order` names the tickets;
-`_held_chunks` counts the chunks of every hold by the connection that asked for it, `_ticket_chunks` those of tickets;
-`_issued` has each ticket once.
+Invariant: each hold id is in exactly one lease or ticket; `_ticket_order` names the tickets; the table counts the chunks of
+every hold by the connection that asked for it, `_ticket_chunks` those of tickets; `_issued` has each ticket once.
 """
 
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import cast
 
-from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId, LeaseId
+import kvpool_native
+from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId
 from kvpool.index.deadline_order import DeadlineOrder
 
 TICKETS_MAX = 65536
@@ -37,21 +38,7 @@ ENDED_COST = 64
 HoldsByRank = Mapping[int, Sequence[HoldId]]
 
 
-@dataclass(slots=True)
-class Lease:
-    """A right to read `chunks` leading chunks: for each rank it covers one hold, and several where the layout has groups, or is
-    one of chunks without a parent.
-
-    `least_ttl_ns`: the time to live that its owner was given. `rows`: chunks of the holds of one rank together.
-    """
-
-    id: LeaseId
-    owner: ConnectionId
-    chunks: int
-    holds: HoldsByRank
-    rows: int
-    least_ttl_ns: int
-    held: int  # chunks of all its holds together
+Lease = kvpool_native.Lease
 
 
 @dataclass(slots=True)
@@ -80,21 +67,15 @@ class Leases:
     def __init__(self, ttl_ns: int) -> None:
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
-        self._next_id = 1
-        self._by_id: dict[LeaseId, Lease] = {}
-        self._order: DeadlineOrder[LeaseId] = DeadlineOrder()
-        self._of_owner: dict[ConnectionId, set[LeaseId]] = {}
-        self._leaving: deque[ConnectionId] = deque()  # their leases are being ended
+        self.table = kvpool_native.LeaseTable(ttl_ns)
         self._tickets: dict[bytes, TicketHold] = {}
         self._ticket_order: DeadlineOrder[bytes] = DeadlineOrder()
         self._issued: Counter[ConnectionId] = Counter()  # tickets of each issuer
-        self._held_chunks: dict[ConnectionId, int] = {}
         self._ticket_chunks = 0
-        self.expired_leases = 0
         self.has_backlog = False  # there is more to end: call `expire` again soon
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.table)
 
     @property
     def tickets(self) -> int:
@@ -103,12 +84,18 @@ class Leases:
 
     def count_of(self, owner: ConnectionId) -> int:
         """Leases of one connection."""
-        return len(self._of_owner.get(owner, ()))
+        return self.table.count_of(owner)
+
+    @property
+    def expired_leases(self) -> int:
+        """Leases that ended at their deadlines."""
+        return self.table.expired
 
     def change_ttl(self, ttl_ns: int) -> None:
         """Change the time to live of leases from their next use on, and of tickets that are issued from now on."""
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
+        self.table.change_ttl(ttl_ns)
 
     def grant(
         self,
@@ -120,73 +107,52 @@ class Leases:
         least_ttl_ns: int = 0,
         rows: int | None = None,
     ) -> Lease:
-        """A new lease over `holds`. `rows`: of each rank; None: `chunks`."""
+        """A new lease over `holds`, as many on each rank. `rows`: of each rank; None: `chunks`."""
         assert chunks > 0
         assert holds
-        lease_id = LeaseId(self._next_id)
+        flat = list(chain.from_iterable(holds.values()))
         rows = chunks if rows is None else rows
-        held = len(holds) * rows
-        lease = Lease(lease_id, owner, chunks, holds, rows, least_ttl_ns, held)
-        self._next_id += 1
-        self._held_chunks[owner] = self._held_chunks.get(owner, 0) + held
-        self._by_id[lease_id] = lease
-        ttl_ns = self._ttl_ns
-        self._order.use(lease_id, ttl_ns if ttl_ns > least_ttl_ns else least_ttl_ns, now_ns)
-        owned = self._of_owner.get(owner)
-        if owned is None:
-            self._of_owner[owner] = {lease_id}
-        else:
-            owned.add(lease_id)
+        lease_id = self.table.grant(owner, chunks, rows, list(holds), flat, least_ttl_ns, now_ns)
+        lease = self.table.find(lease_id, owner)
+        assert lease is not None
         return lease
 
-    def find(self, lease_id: LeaseId, owner: ConnectionId) -> Lease | None:
+    def find(self, lease_id: int, owner: ConnectionId) -> Lease | None:
         """The lease, if it lives and belongs to `owner`."""
-        lease = self._by_id.get(lease_id)
-        return lease if lease is not None and lease.owner == owner else None
+        return self.table.find(lease_id, owner)
 
-    def renew(self, lease_id: LeaseId, owner: ConnectionId, now_ns: int) -> bool:
+    def renew(self, lease_id: int, owner: ConnectionId, now_ns: int) -> bool:
         """Count the lease as used now. False if it has ended or is another's."""
-        lease = self.find(lease_id, owner)
-        if lease is None:
-            return False
-        self._order.use(lease_id, max(self._ttl_ns, lease.least_ttl_ns), now_ns)
-        return True
-
-    def release(self, lease_id: LeaseId, owner: ConnectionId) -> list[HoldId]:
-        """End a lease; the holds to release. Empty if it had ended before or is another's."""
-        lease = self._by_id.get(lease_id)
-        return self._end(lease) if lease is not None and lease.owner == owner else []
+        return self.table.renew(lease_id, owner, now_ns)
 
     def drop_owner(self, owner: ConnectionId) -> list[HoldId]:
         """End every lease of a connection; the first holds to release, `expire` has the others."""
-        if owner not in self._of_owner:
+        if not self.table.count_of(owner):
             return []
-        self._leaving.append(owner)
-        return self.expire(0) if len(self._leaving) == 1 else []
+        self.table.end_owner(owner)
+        return [] if self.has_backlog else self.expire(0)
 
     def expire(self, now_ns: int) -> list[HoldId]:
         """End leases and tickets that have expired or lost their owner, a bounded number. Returns the holds to release."""
-        holds: list[HoldId] = []
-        left = ENDED_AT_ONCE
-        while left > 0 and (over := self._end_next(now_ns)) is not None:
-            held, ended = over
-            holds.extend(ended)
-            left -= ENDED_COST + held
+        ended, left = self.table.expire(now_ns, ENDED_AT_ONCE, ENDED_COST)
+        holds = cast("list[HoldId]", ended)
+        while left > 0 and (ticket := self._ticket_order.next_over(now_ns)) is not None:
+            entry = self._tickets.pop(ticket)
+            self._ticket_order.remove(ticket)
+            self._end_issued(entry.issuer)
+            left -= ENDED_COST + entry.held
+            self._count_ticket(entry, -entry.held)
+            holds.extend(_all_of(entry))
         self.has_backlog = left <= 0
         return holds
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Leases of each connection."""
-        return {owner: {"leases": len(leases)} for owner, leases in self._of_owner.items()}
-
-    def is_full(self, owner: ConnectionId, leases_max: int) -> bool:
-        """Whether a connection has so many leases, or holds as many chunks as it may."""
-        has_all = len(self._of_owner.get(owner, ())) >= leases_max
-        return has_all or self._held_chunks.get(owner, 0) >= HELD_CHUNKS_MAX
+        return {ConnectionId(owner): {"leases": leases} for owner, leases in self.table.owners()}
 
     def has_room_for(self, owner: ConnectionId, chunks: int = 0) -> bool:
         """Whether the holds of a connection, with its unclaimed tickets and of so many chunks more, are within its bound."""
-        return self._held_chunks.get(owner, 0) + chunks < HELD_CHUNKS_MAX
+        return self.table.chunks_of(owner) + chunks < HELD_CHUNKS_MAX
 
     def has_room_for_tickets(self, issuer: ConnectionId, chunks: int, tickets: int = 1) -> bool:
         """Whether so many tickets may be issued, the holds of each of `chunks` chunks together.
@@ -241,65 +207,30 @@ class Leases:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        problems = self._order.verify() + self._ticket_order.verify()
-        owned = {lease_id for lease_ids in self._of_owner.values() for lease_id in lease_ids}
-        if len(self._order) != len(self._by_id) or len(self._ticket_order) != len(self._tickets):
-            problems.append("leases: there are more or fewer deadlines than leases and tickets")
-        if owned != set(self._by_id):
-            problems.append(f"leases: owners name {len(owned)} leases, {len(self._by_id)} exist")
-        holds = self.holds() + [hold for entry in self._tickets.values() for hold in _all_of(entry)]
+        problems = self.table.verify() + self._ticket_order.verify()
+        if len(self._ticket_order) != len(self._tickets):
+            problems.append("leases: there are more or fewer deadlines than tickets")
+        leases = self.table.all()
+        entries: list[Lease | TicketHold] = [*leases, *self._tickets.values()]
+        holds = [hold for entry in entries for hold in _all_of(entry)]
         if len(holds) != len(set(holds)):
             problems.append("leases: a hold is in two leases or tickets")
         of_tickets = sum(entry.held for entry in self._tickets.values())
-        of_leases = sum(lease.held for lease in self._by_id.values())
+        of_leases = sum(lease.held for lease in leases)
         if self._issued != Counter(entry.issuer for entry in self._tickets.values()):
             problems.append("leases: the tickets of an issuer are miscounted")
-        if self._ticket_chunks != of_tickets or sum(self._held_chunks.values()) != of_tickets + of_leases:
+        if self._ticket_chunks != of_tickets or self.table.all_chunks != of_tickets + of_leases:
             problems.append("leases: the chunks that leases and tickets hold are miscounted")
         return problems
 
     def holds(self) -> list[HoldId]:
         """The holds of leases in the directory, the oldest lease first."""
-        return [hold for lease in self._by_id.values() for hold in _all_of(lease)]
+        return [hold for lease in self.table.all() for hold in _all_of(lease)]
 
     def hold_count(self) -> int:
         """Holds that leases and tickets have in the directory."""
-        entries: list[Lease | TicketHold] = [*self._by_id.values(), *self._tickets.values()]
-        return sum(len(of_rank) for entry in entries for of_rank in entry.holds.values())
-
-    def _end_next(self, now_ns: int) -> tuple[int, list[HoldId]] | None:
-        """End one expired or ownerless lease or ticket. Returns how many chunks it held, and its holds; None: there is none."""
-        while self._leaving:
-            owned = self._of_owner.get(self._leaving[0])
-            if owned:
-                lease = self._by_id[owned.pop()]
-                return lease.held, self._end(lease)
-            self._leaving.popleft()
-        if (lease_id := self._order.next_over(now_ns)) is not None:
-            self.expired_leases += 1
-            oldest = self._by_id[lease_id]
-            return oldest.held, self._end(oldest)
-        if (ticket := self._ticket_order.next_over(now_ns)) is not None:
-            entry = self._tickets.pop(ticket)
-            self._ticket_order.remove(ticket)
-            self._end_issued(entry.issuer)
-            self._count_ticket(entry, -entry.held)
-            return entry.held, _all_of(entry)
-        return None
-
-    def _end(self, lease: Lease) -> list[HoldId]:
-        lease_id, owner = lease.id, lease.owner
-        del self._by_id[lease_id]
-        self._order.remove(lease_id)
-        self._count_chunks(owner, -lease.held)
-        owned = self._of_owner[owner]
-        owned.discard(lease_id)
-        if not owned:
-            del self._of_owner[owner]
-        if len(lease.holds) == 1:
-            (holds,) = lease.holds.values()
-            return list(holds)
-        return _all_of(lease)
+        of_tickets = sum(len(of_rank) for entry in self._tickets.values() for of_rank in entry.holds.values())
+        return len(self.holds()) + of_tickets
 
     def _end_issued(self, issuer: ConnectionId) -> None:
         self._issued[issuer] -= 1
@@ -308,17 +239,9 @@ class Leases:
 
     def _count_ticket(self, entry: TicketHold, chunks: int) -> None:
         self._ticket_chunks += chunks
-        self._count_chunks(entry.issuer, chunks)
-
-    def _count_chunks(self, owner: ConnectionId, chunks: int) -> None:
-        count = self._held_chunks.get(owner, 0) + chunks
-        assert count >= 0
-        if count:
-            self._held_chunks[owner] = count
-        else:
-            self._held_chunks.pop(owner, None)
+        self.table.count_chunks(entry.issuer, chunks)
 
 
 def _all_of(entry: Lease | TicketHold) -> list[HoldId]:
     """The holds of all its ranks."""
-    return list(chain.from_iterable(entry.holds.values()))
+    return cast("list[HoldId]", list(chain.from_iterable(entry.holds.values())))

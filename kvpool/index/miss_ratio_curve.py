@@ -31,30 +31,30 @@ class MissRatioCurve:
         self._directory = directory
         self._tiers = dict(tiers)
         self._horizon_bytes = HORIZON_FACTOR * sum(tiers.values())
-        self._distances = kvpool_native.ReuseDistances(SAMPLES, self._horizon_bytes, RATE_MAX, HALF_LIFE_NS)
+        self.distances = kvpool_native.ReuseDistances(SAMPLES, self._horizon_bytes, RATE_MAX, HALF_LIFE_NS)
 
     def __repr__(self) -> str:
-        return f"<MissRatioCurve {self._distances.sampled} chunks, one in {1 / self._distances.rate:.0f}>"
+        return f"<MissRatioCurve {self.distances.sampled} chunks, one in {1 / self.distances.rate:.0f}>"
 
     def note_lease(self, holds: Sequence[HoldId], chunk_bytes: int, now_ns: int) -> None:
         """Chunks of so many bytes each were leased, with these holds in the DRAM directory."""
-        self._distances.observe_holds(self._directory, holds, chunk_bytes, now_ns)
+        self.distances.observe_holds(self._directory, holds, chunk_bytes, now_ns)
 
     def note_save(self, keys: KeyColumn, chunk_bytes: int, now_ns: int) -> None:
         """Chunks are to be saved. `keys`: the nearest to the root first."""
-        self._distances.observe(keys.packed, chunk_bytes, now_ns)
+        self.distances.observe(keys.packed, chunk_bytes, now_ns)
 
     def report(self, capacities: Sequence[int]) -> dict[str, int | float | list[float]]:
         """The share of referenced bytes that LRU would have hit, for each capacity in bytes, and the sample behind it."""
         return {
-            "hit_rates": [round(self._distances.hit_share(capacity), 6) for capacity in capacities],
+            "hit_rates": [round(self.distances.hit_share(capacity), 6) for capacity in capacities],
             **{f"{name}_capacity_bytes": size for name, size in self._tiers.items()},
             "horizon_bytes": self._horizon_bytes,
-            "referenced_bytes": int(self._distances.referenced_bytes),
-            "sampled_chunks": self._distances.sampled,
-            "sample_rate": round(self._distances.rate, 6),
+            "referenced_bytes": int(self.distances.referenced_bytes),
+            "sampled_chunks": self.distances.sampled,
+            "sample_rate": round(self.distances.rate, 6),
         }
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._distances.verify()
+        return self.distances.verify()

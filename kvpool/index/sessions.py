@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import kvpool_native
 from kvpool.errors import ProtocolError, Refused
 from kvpool.ids import ConnectionId
 from kvpool.index.namespaces import Namespace
 from kvpool.layout import Layout
+
+# More chunks than any hit has.
+UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,8 @@ class EngineSession:
     node's connection, the number by which all sessions of that node's key count together. What it asks for is never pulled
     from a third one, so that no two nodes ask one another in a circle, and is read from disk after what engines here ask for.
     `groups`: a session of each of the layout's groups, over the same connection. `identity`: model and layout but for the
-    rank, what a ticket's issuer and claimer must have in common. `chain_namespace`, `chain_rank`: the id and the rank of
-    the only namespace, where there is one alone and its chunks follow one another. `holder`: whose share its leases count for.
+    rank, what a ticket's issuer and claimer must have in common. `holder`: whose share its leases count for. `reader`: the
+    session as the native lease desk knows it.
     """
 
     connection: ConnectionId
@@ -32,22 +36,28 @@ class EngineSession:
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)
     identity: tuple[str, bytes] = field(init=False)
-    chain_namespace: int | None = field(init=False)
-    chain_rank: int = field(init=False)
     holder: ConnectionId = field(init=False)
+    reader: kvpool_native.Reader = field(init=False)
 
     def __post_init__(self) -> None:
         # Made once: every acquire needs what follows, of each rank's namespace by rank, and every ticket the identity.
         object.__setattr__(self, "identity", (self.model, self.layout.for_rank(0).fingerprint()))
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
         object.__setattr__(self, "size_classes", [namespace.size_class for namespace in self.namespaces.values()])
-        is_one_chain = not self.groups and len(self.namespaces) == 1 and self.layout.is_chained
-        object.__setattr__(self, "chain_namespace", self.namespace_ids[0] if is_one_chain else None)
-        object.__setattr__(self, "chain_rank", next(iter(self.namespaces), 0))
         object.__setattr__(self, "holder", self.connection if self.peer is None else self.peer)
         object.__setattr__(
             self, "chunk_sizes", [namespace.layout.stored_bytes for namespace in self.namespaces.values()]
         )
+        reader = kvpool_native.Reader(
+            self.connection,
+            self.holder,
+            self.lease_ttl_ns,
+            list(self.layout.ranks),
+            is_scheduler=self.layout.rank is None,
+            has_groups=bool(self.groups),
+            groups=[part.row for part in self.parts],
+        )
+        object.__setattr__(self, "reader", reader)
 
     @classmethod
     def over(
@@ -73,6 +83,13 @@ class EngineSession:
     def parts(self) -> "tuple[EngineSession, ...]":
         """The session of each group; without groups there is one, of all chunks."""
         return self.groups or (self,)
+
+    @property
+    def row(self) -> tuple[bool, int, list[int], list[int]]:
+        """The session's chunks as one group of a reader: see `kvpool_native.Reader`."""
+        layout, role = self.layout, self.layout.group
+        chunks_max = UNBOUNDED if role is None else role.chunks_of(UNBOUNDED, layout.chunk_tokens)
+        return layout.is_chained, chunks_max, self.namespace_ids, self.chunk_sizes
 
     @property
     def is_peer(self) -> bool:

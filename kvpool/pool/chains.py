@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.ids import ConnectionId
@@ -80,31 +81,33 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        if not request.owner:
-            granted = self.readers.grant_at_once(session, request.keys, request.chunks, self.clock.now_ns())
-            if granted is not None:
-                lease, leased = granted
-                self.note_use(session, lease)
-                return leased
-        return (yield from self.hold(session, request, session.holder, give=self._lease_taken))
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        _check_owner(request.owner)
+        granted = self.readers.lease_at_once(session, request, self.clock.now_ns())
+        if granted is not None:
+            lease, leased = granted
+            self.note_use(session, lease)
+            return leased
+        return (yield from self._hold_parts(session, request, session.holder, give=self._lease_taken))
 
     def hold(
-        self,
-        session: EngineSession,
-        request: m.Acquire | pr.Promise,
-        holder: ConnectionId,
-        *,
-        give: Give[Answer],
+        self, session: EngineSession, request: pr.Promise, holder: ConnectionId, *, give: Give[Answer]
     ) -> Parts[Answer]:
         """Take holds on what `acquire` leases, which count for the holder, and give them."""
-        if request.owner and not pm.is_node_name(request.owner):
-            raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        _check_owner(request.owner)
+        taken = self.readers.hold_at_once(session, request, self.clock.now_ns(), holder=holder)
+        if taken is not None:
+            return give(session, taken)
+        return (yield from self._hold_parts(session, request, holder, give=give))
+
+    def _hold_parts(
+        self, session: EngineSession, request: m.Acquire | pr.Promise, holder: ConnectionId, *, give: Give[Answer]
+    ) -> Parts[Answer]:
+        """The same for what is not all in DRAM, or more than is held at once: as far as it is there, part by part."""
         runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
         if sum([run.chunks * run.ranks for run in runs if run.is_leaf]) > m.LEAF_CHUNKS_MAX:
             return give(session, NOTHING_TAKEN)
-        taken = self.readers.take_at_once(session, runs, self.clock.now_ns(), holder=holder)
-        if taken is not None:
-            return give(session, taken)
         task = self.readers.begin_task(session, runs, chunks=request.chunks, holder=holder, owner=request.owner)
         return (yield from self._take(session, task, give))
 
@@ -118,6 +121,7 @@ class Chains:
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.
         Of a chain from chunk `first` on, which has to be 0 where DRAM does not have the chunk before it."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         run = Run(session, keys, first=first if session.layout.is_chained else 0)
         task = self.readers.begin_task(session, [run], chunks=len(keys), holder=session.holder)
         return (yield from self._take(session, task, self._lease_taken))
@@ -136,10 +140,14 @@ class Chains:
         """A lease was granted, or tickets."""
         self.expiry.schedule()
         self.hints.note_lease(session, self.readers, lease)
-        if self.sharing.publications:
-            self.sharing.note_lease(session, lease)
+        self.sharing.note_lease(session, lease)
         if session.connection in self.device_copies.on_device:
             self.device_copies.note_lease(session, lease)
+
+    def has_watchers(self, session: EngineSession) -> bool:
+        """Whether anything but the lease itself follows from each lease of a session."""
+        is_watched = self.hints.has_announcements or self.sharing.publications
+        return bool(is_watched) or session.connection in self.device_copies.on_device
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
@@ -288,6 +296,12 @@ class Chains:
 _NOT_DECLINED = bytes([SaveState.RESERVED, SaveState.PRESENT])
 # States of parts, with PRESENT for every chunk that is not declined.
 _KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state in range(256)])
+
+
+def _check_owner(owner: str) -> None:
+    """Raises InvalidArgument unless it is a node's name, or none."""
+    if owner and not pm.is_node_name(owner):
+        raise InvalidArgument(f"owner has {len(owner)} characters, expected a node's name")
 
 
 def _asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:

@@ -63,18 +63,16 @@ class DeviceCopies:
         holds = self._holds_of(session, self._readers.find(session, request.lease))
         for link in self._links:
             if link.tier.can_copy and holds:
-                return _rows(link, [(of_group, size) for _, of_group, size in holds], request.first)
+                return _rows(link, [(hold, size) for _, hold, size in holds], request.first)
         return NOTHING
 
     def note_lease(self, session: EngineSession, lease: Lease | Taken) -> None:
         """A connection was granted a lease, or tickets: what has no copy of it is copied, if its engine is on the device."""
-        for group, holds, _ in self._holds_of(session, lease):
+        for group, hold, _ in self._holds_of(session, lease):
             for link in self._links:
-                link.note_lease(group.own, holds)
+                link.note_lease(group.own, hold)
 
-    def _holds_of(
-        self, session: EngineSession, lease: Lease | Taken | None
-    ) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
+    def _holds_of(self, session: EngineSession, lease: Lease | Taken | None) -> list[tuple[EngineSession, HoldId, int]]:
         """The holds of a rank's lease, where its engine is on the device: see `holds_of`."""
         if lease is None or session.connection not in self.on_device:
             return []
@@ -85,15 +83,14 @@ class DeviceCopies:
         self.on_device.discard(connection)
 
 
-def _rows(link: CopyLink, holds: Sequence[tuple[Sequence[HoldId], int]], first: int) -> dm.Copies:
+def _rows(link: CopyLink, holds: Sequence[tuple[HoldId, int]], first: int) -> dm.Copies:
     """The rows of these holds' chunks, of one hold after the other, from row `first` on up to the last one with a copy.
-    `holds`: those of each group, and how many chunks each of them has."""
+    `holds`: that of each group, and how many chunks it has."""
     offsets, slots, generations = bytearray(), bytearray(), bytearray()
     left = dm.COPIES_MAX
-    for of_group, size in holds:
-        count = len(of_group) * size
+    for hold, count in holds:
         if first < count and left > 0:
-            found = link.find(of_group)
+            found = link.find(hold)
             rows = slice(first * NUMBER_BYTES, (first + left) * NUMBER_BYTES)
             offsets += found.offsets[rows]
             slots += found.slots[rows]

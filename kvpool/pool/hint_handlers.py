@@ -55,6 +55,11 @@ class HintHandlers:
         self._announcements = announcements
 
     @property
+    def has_announcements(self) -> bool:
+        """Whether any live."""
+        return bool(self._announcements)
+
+    @property
     def holds(self) -> int:
         """Holds that announcements have in the DRAM directory."""
         return self._announcements.holds

@@ -24,6 +24,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection, Handlers
 from kvpool.server.connections.input_budget import InputBudget
+from kvpool.server.connections.lease_frames import LeaseFrames, ServeAtOnce
 from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
 from kvpool.server.connections.requests import ConnectionVerbs, end_connection
 from kvpool.server.connections.roster import Roster
@@ -88,6 +89,7 @@ class Daemon:
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
         self._times = RequestTimes(VERBS)
+        self._lease_frames = LeaseFrames(pool.chains, self._times, clock)
         self._turns = Turns(clock)
         pool.on_overdue(self._end_overdue)
         self._health = Health(
@@ -246,7 +248,7 @@ class Daemon:
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
         connection_id = ConnectionId(next(self._next_connection))
         try:
-            handlers = self._handlers_of(connection_id, hello, peer)
+            handlers, serve_at_once = self._handlers_of(connection_id, hello, peer)
         except BaseException:
             self._roster.end_handshake(peer)
             raise
@@ -261,6 +263,7 @@ class Daemon:
             on_failed=self._on_failed,
             on_unfinished=self._input.note_unfinished,
             version=versions.choose(hello.oldest, hello.version),
+            serve_at_once=serve_at_once,
         )
         self._roster.add_connection(connection, peer, hello)
         self._counts.accepted += 1
@@ -272,20 +275,24 @@ class Daemon:
             raise
         log.debug("connection %d: %s, %s", connection_id, hello.role, peer)
 
-    def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
+    def _handlers_of(
+        self, connection_id: ConnectionId, hello: m.Hello, peer: Peer
+    ) -> tuple[Handlers, ServeAtOnce | None]:
         if hello.role == m.ROLE_ADMIN:
-            return operator_handlers(
+            handlers = operator_handlers(
                 self._pool,
                 OperatorVerbs(self._pool, self._info, self._counts, peer),
                 SteeringVerbs(self.reload, peer, self._drain),
                 ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
                 PeerVerbs(self._fleets),
             )
+            return handlers, None
         if hello.role == m.ROLE_PEER:
-            return {}
+            return {}, None
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
-        return engine_handlers(self._pool, session, user=user, clock=self._clock)
+        handlers = engine_handlers(self._pool, session, user=user, clock=self._clock)
+        return handlers, self._lease_frames.of_session(session)
 
     def _drain(self, is_on: bool) -> bool:
         before, self._pool.chains.is_drained = self._pool.chains.is_drained, is_on

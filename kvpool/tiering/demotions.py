@@ -165,14 +165,13 @@ class Demotions:
         affordable: Affordable = (lambda _size, _now_ns: UNBOUNDED) if is_forced else self._admission.affordable
         self._directory.admit(Admitted.ALL)
         left = self._go_on(now_ns)
-        holders: Iterator[int] | None = None
+        of_held: Iterator[kvpool_native.Pinned] | None = None
         with self._passing_refused() as refused:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id and not pinned.chunks:
-                    holders = holders or iter(self._directory.unsaved_holders())
-                    of_held = map(self._directory.pin_unsaved_hold, holders)
-                    pinned = next(filter(lambda pin: pin.id, of_held), pinned)
+                    of_held = of_held or self._pins_of_held()
+                    pinned = next(of_held, pinned)
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
                 started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
@@ -180,6 +179,12 @@ class Demotions:
                     return False
                 left -= started
         return left <= 0
+
+    def _pins_of_held(self) -> Iterator[kvpool_native.Pinned]:
+        """Pins on chunks that somebody holds and only DRAM has: one of a chain, one of each chunk without a parent."""
+        for holder in self._directory.unsaved_holders():
+            while (pinned := self._directory.pin_unsaved_hold(holder)).id:
+                yield pinned
 
     def write(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
         """Start to write those of these chunks that the lower tier lacks, whatever admission says, as far as room and budget

@@ -14,70 +14,12 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-std::vector<NamespaceId> known_namespaces(const Directory& directory, const std::vector<uint32_t>& owners) {
-  std::vector<NamespaceId> ids;
-  for (const uint32_t owner : owners) {
-    ids.push_back(known_namespace(directory, owner));
-  }
-  return ids;
-}
-
-struct HeldRanks {
-  size_t chunks;
-  std::vector<HoldId> ids;
-};
-
 struct HoldColumns {
   nb::bytes offsets;
   nb::bytes generations;
   nb::bytes levels;
   nb::bytes slots;
 };
-
-HeldRanks held_ranks(const std::vector<Hold>& holds) {
-  std::vector<HoldId> ids;
-  for (const Hold& hold : holds) {
-    ids.push_back(hold.id);
-  }
-  return {holds.front().chunks, std::move(ids)};
-}
-
-HeldRanks acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
-                         uint64_t now_ns) {
-  if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
-    throw nb::value_error("leaves must be one key of 32 bytes for each rank");
-  }
-  return held_ranks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
-}
-
-// Uninitialised, of so many words, and where they are.
-template <typename Word>
-std::pair<nb::bytes, Word*> new_column(size_t words) {
-  auto column = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(words * sizeof(Word))));
-  if (!column.is_valid()) {
-    throw nb::python_error();
-  }
-  return {column, reinterpret_cast<Word*>(PyBytes_AS_STRING(column.ptr()))};
-}
-
-std::optional<std::pair<HoldId, HoldColumns>> lease_chain(Directory& directory, uint32_t owner, const nb::bytes& keys, size_t n, uint32_t holder,
-                                       uint64_t now_ns) {
-  const uint8_t* const packed = packed_keys(keys);
-  if (keys.size() == 0) {
-    throw nb::value_error("keys must be one key at least");
-  }
-  const uint8_t* const leaf = packed + keys.size() - KEY_BYTES;
-  const Hold hold = directory.lease_chain(known_namespace(directory, owner), leaf, n, HolderId(holder), now_ns);
-  if (hold.id == 0) {
-    return std::nullopt;
-  }
-  const auto offsets = new_column<uint64_t>(n);
-  const auto generations = new_column<uint64_t>(n);
-  const auto levels = new_column<uint8_t>(n);
-  const auto slots = new_column<uint64_t>(directory.has_words() ? n : 0);
-  directory.locate(hold.id, {offsets.second, generations.second, levels.second, directory.has_words() ? slots.second : nullptr});
-  return std::pair(hold.id, HoldColumns{offsets.first, generations.first, levels.first, slots.first});
-}
 
 // The packed keys from `first` on.
 const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
@@ -152,9 +94,6 @@ void bind_held(nb::module_& module) {
   nb::class_<Hold>(module, "Held", "A hold on leading chunks of a chain.")
       .def_ro("id", &Hold::id, "Ends by `release`; 0: nothing is held.")
       .def_ro("chunks", &Hold::chunks, "How many are held.");
-  nb::class_<HeldRanks>(module, "HeldRanks", "Holds on one prompt's chunks, one for each rank.")
-      .def_ro("ids", &HeldRanks::ids, "In the order of the ranks; each 0 where nothing is held.")
-      .def_ro("chunks", &HeldRanks::chunks, "How many each of them holds.");
   nb::class_<HoldColumns>(module, "HoldColumns", "A row for each chunk of holds or pins, by column.")
       .def_ro("offsets", &HoldColumns::offsets, "Of the slots, u64.")
       .def_ro("generations", &HoldColumns::generations, "Of the slots, u64.")
@@ -188,12 +127,35 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           "count_whole", [](const Directory& self, const std::vector<HoldId>& holds) { return self.holds().count_whole(holds); },
           "holds"_a, "How many leading chunks of each hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
-      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
-           "Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are\n"
-           "stored whole.")
-      .def("lease_chain", &lease_chain, "namespace"_a, "keys"_a, "chunks"_a, "holder"_a, "now_ns"_a,
-           "Holds the chain of `chunks` chunks that ends in the last key, counted for a holder; None where not all of it is stored, or\n"
-           "is allowed. Its hold, and where its chunks lie.")
+      .def(
+          "hold_chain",
+          [](Directory& self, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t chunks, std::optional<uint32_t> holder,
+             uint64_t now_ns) {
+            const std::span keys(packed_keys(leaves), leaves.size());
+            if (owners.empty() || keys.size() != owners.size() * KEY_BYTES) {
+              throw nb::value_error("leaves must be one key of 32 bytes for each rank");
+            }
+            std::vector<HitRun> runs;
+            for (const uint32_t owner : owners) {
+              runs.push_back({known_namespace(self, owner), keys.subspan(runs.size() * KEY_BYTES, KEY_BYTES), chunks, true});
+            }
+            std::vector<HoldId> ids;
+            for (const Hold& hold : self.hold_hit(runs, holder ? HolderId(*holder) : HolderId(), now_ns)) {
+              ids.push_back(hold.id);
+            }
+            return ids;
+          },
+          "namespaces"_a, "leaves"_a, "chunks"_a, "holder"_a.none(), "now_ns"_a,
+          "Holds, on each rank, the chain of so many chunks that ends in its key of `leaves`, counted for a holder; none unless all of\n"
+          "them are here whole, and allowed.")
+      .def(
+          "join_holds",
+          [](Directory& self, const std::vector<HoldId>& holds) {
+            const HoldId joined = self.join_holds(holds);
+            require_known(joined != 0);
+            return joined;
+          },
+          "holds"_a, "One hold in place of several on chunks without a parent, of one namespace; it counts for whom the first one does.")
       .def(
           "duplicate",
           [](Directory& self, const std::vector<HoldId>& holds) {

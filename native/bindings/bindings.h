@@ -36,6 +36,7 @@ void bind_tier_set(nanobind::module_& module);
 void bind_holds(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_reservations(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_shares(nanobind::module_& module, nanobind::class_<Directory>& directory);
+void bind_leases(nanobind::module_& module);
 void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

@@ -91,12 +91,12 @@ class Directory {
   size_t extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns = 0);
   // Leaves a hold its `chunks` leading chunks. False where it is unknown, counts for somebody or would have none.
   bool shorten(HoldId hold, size_t chunks, uint64_t now_ns);
-  // The same by the last key of each rank alone: nothing is held unless its whole prefix, of `n` chunks, is stored on every
-  // rank. `leaves`: one packed key for each.
-  [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
-                                                 uint64_t now_ns = 0);
-  // The same of one rank, counted for a holder; id 0 as well where that may not protect all of it.
-  [[nodiscard]] Hold lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns = 0);
+  // A hold for each of these runs, counted for a holder, where one is named. Nothing is held, and no use is noted, unless all chunks
+  // are here, and the holder may protect them all.
+  [[nodiscard]] std::vector<Hold> hold_hit(std::span<const HitRun> runs, HolderId holder, uint64_t now_ns = 0);
+  // One hold in place of several on chunks without a parent, of one namespace, which counts for whom the first one does. 0 where one
+  // is unknown.
+  [[nodiscard]] HoldId join_holds(const std::vector<HoldId>& holds);
   // A hold on the same chunks for each of these. Nothing is held where one is unknown.
   [[nodiscard]] std::optional<std::vector<HoldId>> duplicate(const std::vector<HoldId>& holds);
   // Where the chunks of these holds and pins lie, of one after the other; nothing where one is unknown.
@@ -162,7 +162,8 @@ class Directory {
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
   [[nodiscard]] Hold pin_unsaved_hold(HoldId holder);
-  // The holds and reservations to pin so: of chunks that somebody holds `pin_unsaved` finds none. One look at each of them.
+  // The holds and reservations to pin so, until nothing is pinned: of chunks that somebody holds `pin_unsaved` finds none. One look
+  // at each of them, and at each of its chunks that has no parent.
   [[nodiscard]] std::vector<HoldId> unsaved_holders() const;
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
@@ -273,18 +274,19 @@ class Directory {
   void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
-  [[nodiscard]] RecordId last_ready(HoldId holder) const noexcept;
+  [[nodiscard]] RecordId last_unsaved(HoldId holder) const noexcept;
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
-  void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
+  void note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
   void add_holds(std::span<const RecordId> chain) noexcept, count_held(std::span<const RecordId> chain, uint64_t by) noexcept;
   void give_up_landing(RecordId id) noexcept;
   void locate_records(std::span<const RecordId> records, ColumnRows rows) const;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
-  [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
+  [[nodiscard]] std::vector<RecordId> whole_run(const HitRun& run) const;
+  void note_reuse_of(const HitRun& run, const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                                 WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,

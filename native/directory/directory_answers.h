@@ -101,6 +101,14 @@ struct Columns {
   std::vector<uint64_t> slots;  // SlotAddress, packed; none where readers know no slots
 };
 
+// What a hit needs of one namespace: the chain of so many chunks that ends in the last key, or chunks without a parent.
+struct HitRun {
+  NamespaceId owner;
+  std::span<const uint8_t> keys;  // packed: one at least; each chunk's, where they have no parent
+  size_t chunks;
+  bool is_chain;
+};
+
 // Where to write columns: a row for each chunk.
 struct ColumnRows {
   uint64_t* offsets;

@@ -70,7 +70,7 @@ void Directory::count_held(std::span<const RecordId> chain, uint64_t by) noexcep
 }
 
 // `preceding`: how many chunks the request has found before these.
-void Directory::note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept {
+void Directory::note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   // Until the request stores some more.
   const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
@@ -233,45 +233,88 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
   return true;
 }
 
-std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
-  RecordId id = find_record(ChunkKey::from_bytes(leaf));
-  std::vector<RecordId> chain;
-  if (id.valid() && records_[id].owner == owner && records_[id].has_bytes() && records_[id].depth + 1 == n) {
-    chain.resize(n);  // as many as its depth says: from the last one to the root
-    for (size_t index = n; index-- > 0; id = records_[id].parent) {
-      KVPOOL_DCHECK(id.valid());
-      chain[index] = id;
+// All chunks of a run, the root first; none where one is not here, or the chain has another length.
+std::vector<RecordId> Directory::whole_run(const HitRun& run) const {
+  std::vector<RecordId> records;
+  const auto find = [&](const uint8_t* key) {
+    const RecordId id = find_record(ChunkKey::from_bytes(key));
+    return id.valid() && records_[id].owner == run.owner && records_[id].has_bytes() ? id : RecordId();
+  };
+  if (run.is_chain) {
+    RecordId id = find(run.keys.data() + run.keys.size() - KEY_BYTES);
+    if (id.valid() && records_[id].depth + 1 == run.chunks) {
+      records.resize(run.chunks);  // as many as its depth says: from the last one to the root
+      for (size_t index = run.chunks; index-- > 0; id = records_[id].parent) {
+        KVPOOL_DCHECK(id.valid());
+        records[index] = id;
+      }
     }
+    return records;
   }
-  return chain;
+  records.reserve(run.chunks);
+  for (size_t index = 0; index < run.chunks; ++index) {
+    const RecordId id = find(run.keys.data() + index * KEY_BYTES);
+    if (!id.valid() || records_[id].parent.valid()) {
+      return {};
+    }
+    records.push_back(id);
+  }
+  return records;
 }
 
-std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
-                                            uint64_t now_ns) {
-  std::vector<std::vector<RecordId>> ranks;
-  for (size_t rank = 0; rank < owners.size(); ++rank) {
-    ranks.push_back(whole_chain(owners[rank], leaves + rank * KEY_BYTES, n));
-    if (ranks.back().empty()) {
-      return std::vector<Hold>(owners.size());
+// Chunks without a parent are used one by one.
+void Directory::note_reuse_of(const HitRun& run, const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+  if (run.is_chain) {
+    note_reuse(records, 0, now_ns);
+    return;
+  }
+  for (const RecordId& id : records) {
+    note_reuse({&id, 1}, 0, now_ns);
+  }
+}
+
+std::vector<Hold> Directory::hold_hit(std::span<const HitRun> runs, HolderId holder, uint64_t now_ns) {
+  std::vector<std::vector<RecordId>> found;
+  found.reserve(runs.size());
+  for (const HitRun& run : runs) {
+    found.push_back(whole_run(run));
+    if (found.back().empty()) {
+      return {};
     }
   }
+  if (!shares_.may_hold(holder, found)) {
+    return {};  // before any use is noted: who gets a part of it uses that
+  }
   std::vector<Hold> holds;
-  for (std::vector<RecordId>& records : ranks) {
-    note_reuse(records, 0, now_ns);
-    holds.push_back(make_hold(std::move(records)));
+  std::vector<HoldId> ids;
+  for (size_t index = 0; index < runs.size(); ++index) {
+    note_reuse_of(runs[index], found[index], now_ns);
+    holds.push_back(make_hold(std::move(found[index])));
+    ids.push_back(holds.back().id);
+  }
+  if (holder.valid()) {
+    static_cast<void>(shares_.charge(ids, holder));
   }
   return holds;
 }
 
-Hold Directory::lease_chain(NamespaceId owner, const uint8_t* leaf, size_t n, HolderId holder, uint64_t now_ns) {
-  std::vector<RecordId> records = whole_chain(owner, leaf, n);
-  if (records.empty() || !shares_.may_hold(holder, records)) {
-    return {};  // before any use is noted: who gets a part of it uses that
+HoldId Directory::join_holds(const std::vector<HoldId>& holds) {
+  const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
+  if (holds.empty() || !std::all_of(holds.begin(), holds.end(), is_known)) {
+    return 0;
   }
-  note_reuse(records, 0, now_ns);
-  const Hold hold = make_hold(std::move(records));
-  static_cast<void>(shares_.charge({hold.id}, holder));
-  return hold;
+  const HolderId holder = shares_.holder_of(holds.front());
+  HoldTable::Records records;
+  for (const HoldId hold : holds) {
+    const auto of_one = holds_.close_hold(hold);
+    shares_.end(hold, *of_one);
+    records.insert(records.end(), of_one->begin(), of_one->end());
+  }
+  const HoldId joined = holds_.open_hold(std::move(records)).id;
+  if (holder.valid()) {
+    static_cast<void>(shares_.charge({joined}, holder));
+  }
+  return joined;
 }
 
 std::optional<std::vector<HoldId>> Directory::duplicate(const std::vector<HoldId>& holds) {

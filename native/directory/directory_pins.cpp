@@ -78,19 +78,26 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
   return !above || find_prefix(owner, *above, keys, n, records) == 0 ? Hold{} : pin_unsaved_chain_of(records.back());
 }
 
-// The last chunk of a hold or a reservation that is stored; unset where none is.
-RecordId Directory::last_ready(HoldId holder) const noexcept {
-  const HoldTable::Records& chain = holds_.chain_of(holder);
-  const auto is_ready = [this](RecordId id) { return records_[id].state == ChunkState::READY; };
-  const auto found = std::find_if(chain.rbegin(), chain.rend(), is_ready);
-  return found == chain.rend() ? RecordId() : *found;
+// The last stored chunk of a hold or a reservation that every lower tier lacks; unset where none is. What precedes a chunk with a
+// parent is below where the chunk is.
+RecordId Directory::last_unsaved(HoldId holder) const noexcept {
+  const HoldTable::Records& held = holds_.chain_of(holder);
+  for (auto id = held.rbegin(); id != held.rend(); ++id) {
+    const ChunkRecord& record = records_[*id];
+    if (record.state == ChunkState::READY && standings_.of(record) == Standing::UNSAVED) {
+      return *id;
+    }
+    if (record.state == ChunkState::READY && record.parent.valid()) {
+      break;
+    }
+  }
+  return {};
 }
 
 std::vector<HoldId> Directory::unsaved_holders() const {
   std::vector<HoldId> found;
   for (const HoldId holder : holds_.holders()) {
-    const RecordId last = last_ready(holder);
-    if (last.valid() && standings_.of(records_[last]) == Standing::UNSAVED) {
+    if (last_unsaved(holder).valid()) {
       found.push_back(holder);
     }
   }
@@ -98,7 +105,7 @@ std::vector<HoldId> Directory::unsaved_holders() const {
 }
 
 Hold Directory::pin_unsaved_hold(HoldId holder) {
-  const RecordId last = last_ready(holder);
+  const RecordId last = last_unsaved(holder);
   return last.valid() ? pin_unsaved_chain_of(last) : Hold{};
 }
 

@@ -21,20 +21,31 @@ bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
   return account.changed * CHANGED_PART * chunk_bytes >= account.counted && account.changed * CHANGED_PART >= account.holds.size();
 }
 
-// How many leading chunks of a chain are in one of these too. Holds are chains from the root on: where two have a chunk in
-// common they have all that precede it.
-size_t count_common(const HeldChains& chains, const std::vector<RecordId>& chain) {
+// Whether the chunks of a hold follow one another; otherwise none has a parent.
+bool is_chain(const ChunkRecords& records, const std::vector<RecordId>& held) {
+  return held.size() < 2 || records[held[1]].parent.valid();
+}
+
+// How many leading chunks of a run are in one of these too. Holds are chains from the root on, and where two have a chunk in common
+// they have all that precede it; or runs of chunks without a parent.
+size_t count_common(const ChunkRecords& records, const HeldChains& chains, const std::vector<RecordId>& run) {
   size_t common = 0;
-  const uint32_t root = chain.empty() ? 0 : chain.front().value();
+  const uint32_t root = run.empty() ? 0 : run.front().value();
+  const bool is_of_chain = is_chain(records, run);
   const auto is_before = [](const HeldChains::value_type& one, uint32_t first) { return one.first < first; };
   for (auto other = std::lower_bound(chains.begin(), chains.end(), root, is_before);
-       !chain.empty() && other != chains.end() && other->first == root; ++other) {
+       !run.empty() && other != chains.end() && other->first == root; ++other) {
     const std::vector<RecordId>& held = *other->second;
     size_t least = 1;
-    size_t most = std::min(held.size(), chain.size());
+    size_t most = std::min(held.size(), run.size());
+    if (!is_of_chain) {
+      const auto end = run.begin() + static_cast<std::ptrdiff_t>(most);
+      least = static_cast<size_t>(std::mismatch(run.begin(), end, held.begin()).first - run.begin());
+      most = least;
+    }
     while (least < most) {
       const size_t middle = (least + most + 1) / 2;
-      if (held[middle - 1] == chain[middle - 1]) {
+      if (held[middle - 1] == run[middle - 1]) {
         least = middle;
       } else {
         most = middle - 1;
@@ -114,8 +125,8 @@ void HolderShares::recount(HolderId holder, uint64_t bytes) {
   }
 }
 
-// Leases first, each from its leaf up to a chunk that is counted already: what precedes that is counted as well. Reservations
-// may not reach up to the root.
+// Leases first, each from its last chunk up to one with a parent that is counted already: what precedes that is counted as well.
+// Reservations may not reach up to the root.
 uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) const {
   std::vector<bool> is_counted(records_.end());
   uint64_t bytes = 0;
@@ -126,8 +137,11 @@ uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) c
     return is_new;
   };
   for (const HoldId hold : account.holds) {
-    if (const HoldTable::Records* const held = table_.find_hold(hold)) {
-      static_cast<void>(std::all_of(held->rbegin(), held->rend(), count));
+    const HoldTable::Records* const held = table_.find_hold(hold);
+    for (size_t index = held == nullptr ? 0 : held->size(); index-- > 0;) {
+      if (!count((*held)[index]) && records_[(*held)[index]].parent.valid()) {
+        break;
+      }
     }
   }
   for (const HoldId hold : account.holds) {
@@ -152,8 +166,8 @@ bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& cha
   }
   if (!claim.is_compared) {
     claim.is_compared = true;
-    const size_t covered = count_common(some_chains_of(accounts_.find(claim.holder), claim.own, COMPARED_HOLDS), chain);
-    claim.user_covered = count_common(some_chains_of(accounts_.find_user(claim.holder), claim.own, COMPARED_HOLDS), chain);
+    const size_t covered = count_common(records_, some_chains_of(accounts_.find(claim.holder), claim.own, COMPARED_HOLDS), chain);
+    claim.user_covered = count_common(records_, some_chains_of(accounts_.find_user(claim.holder), claim.own, COMPARED_HOLDS), chain);
     if (claim.own == 0) {
       claim.covered = covered;
     } else {
@@ -173,19 +187,31 @@ bool HolderShares::has_room(HolderId holder, uint64_t bytes) const noexcept {
                              has_user_share(holder, bytes, protected_bytes_));
 }
 
-bool HolderShares::may_hold(HolderId holder, const std::vector<RecordId>& chain) {
-  const uint64_t bytes = taken_bytes(records_[chain.front()].size_class);
-  if (has_room(holder, chain.size() * bytes)) {
+bool HolderShares::may_hold(HolderId holder, const std::vector<HoldTable::Records>& runs) {
+  uint64_t all = 0;
+  for (const HoldTable::Records& run : runs) {
+    all += run.size() * taken_bytes(records_[run.front()].size_class);
+  }
+  if (has_room(holder, all)) {
     return true;
   }
   const auto beyond = [&](const HolderAccounts::Account* account) {
-    const size_t covered = count_common(some_chains_of(account, 0, COMPARED_HOLDS), chain);
-    return (chain.size() - std::min(chain.size(), covered)) * bytes;
+    const HeldChains chains = some_chains_of(account, 0, COMPARED_HOLDS * std::min(runs.size(), COMPARED_RANKS));
+    uint64_t bytes = 0;
+    for (const HoldTable::Records& run : runs) {
+      bytes += (run.size() - count_common(records_, chains, run)) * taken_bytes(records_[run.front()].size_class);
+    }
+    return bytes;
   };
   const uint64_t own = beyond(accounts_.find(holder));
   const uint64_t of_user = beyond(accounts_.find_user(holder));
-  recount(holder, bytes);
+  recount(holder, taken_bytes(records_[runs.front().front()].size_class));
   return accounts_.bound(holder) + own <= share_of(holder, protected_bytes_) && has_user_share(holder, of_user, protected_bytes_);
+}
+
+HolderId HolderShares::holder_of(HoldId hold) const noexcept {
+  const auto found = charged_.find(hold);
+  return found == charged_.end() ? HolderId() : found->second;
 }
 
 size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
@@ -219,8 +245,8 @@ size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& hold
   const HeldChains of_user = some_chains_of(accounts_.find_user(holder), 0, compared);
   for (size_t index = 0; index < holds.size(); ++index) {
     const std::vector<RecordId>& chain = table_.chain_of(holds[index]);
-    covered[index] = count_common(chains, chain);
-    user_covered[index] = count_common(of_user, chain);
+    covered[index] = count_common(records_, chains, chain);
+    user_covered[index] = count_common(records_, of_user, chain);
     for (const RecordId id : chain) {
       held -= records_[id].holds == 1 ? std::min(held, sizes[index]) : 0;  // by what is to be judged here alone
     }
@@ -254,7 +280,7 @@ bool HolderShares::charge(const std::vector<HoldId>& holds, HolderId holder) {
     if (!is_small && !chains) {
       chains = some_chains_of(accounts_.find(holder), 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
     }
-    const uint64_t twice = is_small ? 0 : count_common(*chains, chain) * bytes;
+    const uint64_t twice = is_small ? 0 : count_common(records_, *chains, chain) * bytes;
     accounts_.open(holder, hold, {0, 0, leased}, twice, chain.size());
     charged_.emplace(hold, holder);
   }

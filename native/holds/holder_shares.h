@@ -71,14 +71,15 @@ class HolderShares {
 
   // How many of `wanted` leading chunks of these chains the holder may protect. `holds`: what of each is here, or 0.
   [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
-  // Whether it may protect all of this chain, of chunks of one class, which is not held for it yet.
-  [[nodiscard]] bool may_hold(HolderId holder, const std::vector<RecordId>& chain);
+  // Whether it may protect all of these runs, each of chunks of one class, which are not held for it yet. No holder may all.
+  [[nodiscard]] bool may_hold(HolderId holder, const std::vector<HoldTable::Records>& runs);
   // Whether one more chunk of `bytes` behind this chain is within the share.
   [[nodiscard]] bool has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes);
 
   // Counts holds for a holder until they end. False where one is unknown, or counts already; that one does as before.
   bool charge(const std::vector<HoldId>& holds, HolderId holder);
   [[nodiscard]] bool is_charged(HoldId hold) const noexcept { return charged_.contains(hold); }
+  [[nodiscard]] HolderId holder_of(HoldId hold) const noexcept;  // for whom it counts; unset: for nobody
   // A hold, charged or not, loses its last `ended` chunks of this class, or ends with this chain.
   void shorten(HoldId hold, ClassId size_class, size_t ended) noexcept;
   void end(HoldId hold, const std::vector<RecordId>& chain) noexcept;

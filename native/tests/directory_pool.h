@@ -73,6 +73,11 @@ struct Pool {
     return view->lookup(pack(ids).data(), ids.size(), levels.data());
   }
   Hold acquire(const std::vector<uint64_t>& ids) { return directory.acquire(owner, pack(ids).data(), ids.size()); }
+  // The chain that ends in this leaf.
+  std::vector<Hold> hold_chain(uint64_t leaf, size_t n, HolderId holder = {}) {
+    const auto key = pack({leaf});
+    return directory.hold_hit(std::vector{HitRun{owner, key, n, true}}, holder, ++now);
+  }
   bool is_sound() const {
     const auto broken = directory.verify();
     for (const auto& line : broken) {

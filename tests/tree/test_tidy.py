@@ -89,6 +89,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "retention": {"base", "records", "arena"},
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
+    "leases": {"base", "eviction", "directory"},
     "copy": {"base", "threads", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},

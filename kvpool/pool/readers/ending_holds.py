@@ -5,7 +5,6 @@ Control thread only; `now_ns` is an argument. Invariant: every hold here is know
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import kvpool_native
@@ -17,32 +16,22 @@ class EndingHolds:
     """See the module. `on_backlog`: has `end` called again soon; None: everything is released at once."""
 
     def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None) -> None:
-        self._directory = directory
+        at_once, cost = (ENDED_AT_ONCE, ENDED_COST) if on_backlog is not None else (sys.maxsize, 0)
+        self.queue = kvpool_native.EndingHolds(directory, at_once, cost)
         self._on_backlog = on_backlog
-        self._holds: deque[HoldId] = deque()
 
     def __repr__(self) -> str:
         return f"<EndingHolds {len(self)}>"
 
     def __len__(self) -> int:
-        return len(self._holds)
+        return len(self.queue)
 
     def release_holds(self, holds: Sequence[HoldId], now_ns: int) -> None:
         """Release these after those that are already waiting, as many as fit one call."""
-        self._holds.extend(holds)
-        left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
-        while self._holds and left > 0:
-            hold = self._holds[0]
-            ended = self._directory.release_part(hold, left, now_ns)
-            if ended < left or not self._is_known(hold):
-                self._holds.popleft()
-            left -= ended + ENDED_COST
-        if self._holds and self._on_backlog is not None:
-            self._on_backlog()
+        if self.queue.release_holds(holds, now_ns):
+            self.call_again()
 
-    def _is_known(self, hold: HoldId) -> bool:
-        """Whether a hold is left of which a part was released, or had just as many chunks."""
-        try:
-            return bool(self._directory.key_of(hold, 0))
-        except KeyError:
-            return False
+    def call_again(self) -> None:
+        """Holds are left: the rest is released soon."""
+        if self._on_backlog is not None:
+            self._on_backlog()

@@ -12,6 +12,7 @@ dropped since. They count for the holder.
 from collections.abc import Sequence
 from itertools import chain, compress, count, repeat
 from operator import lt
+from typing import cast
 
 import kvpool_native
 from kvpool.ids import ConnectionId, HoldId
@@ -28,27 +29,6 @@ from kvpool.tiers.remote import Asker
 CHAINS_AT_ONCE = 16
 # The tasks that wait for room, the one that waits longest first.
 WaitingTasks = dict["HoldTask", None]
-
-
-def hold_in_dram(
-    directory: kvpool_native.Directory, run: Run, index: int, holder: ConnectionId | None, *, now_ns: int
-) -> list[HoldId]:
-    """Holds on a chain by its last key on each rank, which count for the holder; none where DRAM has not all of it, or not all
-    is allowed."""
-    session, size = run.session, run.chunks
-    if run.first or size * run.ranks > m.LEAF_CHUNKS_MAX:
-        return []
-    held = directory.acquire_leaves(session.namespace_ids, run.leaves(index).packed, size, now_ns)
-    holds: list[HoldId] = held.ids  # type: ignore[assignment]  # by name only
-    if held.chunks == size:
-        if holder is None:
-            return holds
-        if directory.affordable(holder, holds, session.size_classes, size) >= size:
-            directory.charge(holds, holder)
-            return holds
-    for hold in holds:
-        directory.release(hold, now_ns)
-    return []
 
 
 class HoldTask:
@@ -129,8 +109,8 @@ class HoldTask:
         return step
 
     def take_holds(self) -> dict[int, list[HoldId]]:
-        """The holds of its `chunks` on each rank, in the order of a lease's rows, which belong to the caller from now on; none
-        where the holder may not hold them. REQUIRES: only `end` follows."""
+        """On each rank a hold of each group, in the order of a lease's rows, on its `chunks`, which belong to the caller from
+        now on; none where the holder may not hold them. REQUIRES: only `end` follows."""
         if self._chain is not None and not self._held:
             if not self._may_keep(self._runs[0], self._chain):
                 return {}
@@ -139,7 +119,18 @@ class HoldTask:
         else:
             end = self._count_whole() * self._ranks
             holds, self._held = self._held[:end], self._held[end:]
-        return {rank: holds[place :: self._ranks] for place, rank in enumerate(self._session.layout.ranks)}
+        return {
+            rank: self._by_group(holds[place :: self._ranks]) for place, rank in enumerate(self._session.layout.ranks)
+        }
+
+    def _by_group(self, holds: list[HoldId]) -> list[HoldId]:
+        """One hold in place of those of each chain of a group, on one rank."""
+        found, first = [], 0
+        for run in self._runs:
+            of_run = holds[first : first + len(run)]
+            first += len(run)
+            found.append(HoldId(self._directory.join_holds(of_run)) if len(of_run) > 1 else of_run[0])
+        return found
 
     def release_holds(self, now_ns: int) -> None:
         """Release the remaining holds, a bounded number at once."""
@@ -159,7 +150,7 @@ class HoldTask:
             run, index = self._next()
             holds = []
             if self._chain is None and self._count > 1:
-                holds = hold_in_dram(self._directory, run, index, self._holder, now_ns=now_ns)
+                holds = self._hold_in_dram(run, index, now_ns)
             if not holds:
                 step = self._advance_chain(run, index, now_ns)
                 if self._chain is None or step is not Step.DONE:
@@ -172,6 +163,13 @@ class HoldTask:
             if self._held_chains == self._count:
                 return Step.DONE
         return Step.MORE
+
+    def _hold_in_dram(self, run: Run, index: int, now_ns: int) -> list[HoldId]:
+        """Holds on a chain by its last key on each rank; none where DRAM has not all of it, or not all is allowed."""
+        if run.first or run.chunks * run.ranks > m.LEAF_CHUNKS_MAX:
+            return []
+        owners, leaves = run.session.namespace_ids, run.leaves(index).packed
+        return cast("list[HoldId]", self._directory.hold_chain(owners, leaves, run.chunks, self._holder, now_ns))
 
     def _next(self) -> tuple[Run, int]:
         """The chain to be held next: its index in a run."""

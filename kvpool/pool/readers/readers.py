@@ -10,7 +10,7 @@ outlive their issuers.
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -18,20 +18,27 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
-from kvpool.ids import ConnectionId, HoldId, LeaseId
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
-from kvpool.index.parts import PART_CHUNKS, part_chunks
+from kvpool.index.parts import PART_CHUNKS
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import KeyColumn, whole_keys
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
-from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks, hold_in_dram
-from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
+from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
 from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, Leased
 from kvpool.tiering.tiering import Tiering
+
+
+class AnyHit(Protocol):
+    """A request about a hit, as `m.Acquire`."""
+
+    keys: bytes
+    chunks: int
 
 
 class Taken(NamedTuple):
@@ -72,6 +79,16 @@ class Readers:
         self._acquiring: WeakSet[HoldTask] = WeakSet()
         self._waiting: WaitingTasks = {}
         self.ending = EndingHolds(directory, on_backlog)
+        self.desk = kvpool_native.LeaseDesk(
+            directory,
+            self._leases.table,
+            self.ending.queue,
+            None if hit_curve is None else hit_curve.distances,
+            leases_max,
+            HELD_CHUNKS_MAX,
+            LEAF_CHUNKS_MAX,
+            PART_CHUNKS,
+        )
 
     def __repr__(self) -> str:
         return f"<Readers {self.leases} leases, {self.tickets} tickets>"
@@ -108,7 +125,7 @@ class Readers:
 
     def find(self, session: EngineSession, lease: int) -> Lease | None:
         """The lease, if it lives and is the session's."""
-        return self._leases.find(LeaseId(lease), session.connection)
+        return self._leases.find(lease, session.connection)
 
     def begin_task(
         self,
@@ -121,7 +138,6 @@ class Readers:
     ) -> HoldTask:
         """What a hit of `chunks` chunks needs, or as many leading ones as are stored (see `HoldTask`), to be taken in parts.
         `holder`: for whom it counts; None: the session's. `owner` names another node that may have more. Raises Refused."""
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session, holder)
         holds = hold_count(session, chunks) if session.groups else 0
         if holds > HOLDS_MAX:
@@ -142,53 +158,32 @@ class Readers:
         self._acquiring.add(task)
         return task
 
-    def take_at_once(
-        self, session: EngineSession, runs: Sequence[Run], now_ns: int, *, holder: ConnectionId | None = None
+    def hold_at_once(
+        self, session: EngineSession, request: AnyHit, now_ns: int, *, holder: ConnectionId
     ) -> Taken | None:
-        """All of one chain that its last keys name, or that is one part long, where DRAM has it. None where parts are to be
-        taken one by one (see `begin_task`); nothing where its other keys are not known. Raises Refused."""
-        run = runs[0]
-        if len(runs) > 1 or not run.is_chain or not (run.is_leaf or run.chunks <= part_chunks(run.ranks)):
-            return None
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        """Holds on all that a request asks for, which count for a holder. None where DRAM has not all of it, where it is not
+        allowed, or is more than one turn's work: see `begin_task`. Raises Refused."""
         self._check_room(session, holder)
-        whose = session.holder if holder is None else holder
-        holds = hold_in_dram(self._directory, run, 0, whose, now_ns=now_ns)
-        if not holds:
-            return NOTHING_TAKEN if run.is_leaf else None
-        return Taken(
-            run.chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, run.chunks
-        )
+        if not 0 <= request.chunks <= LEAF_CHUNKS_MAX:
+            return None
+        found = self.desk.hold_hit(session.reader, request.keys, request.chunks, holder, now_ns)
+        if found is None:
+            return None
+        chunks, rows, holds = found
+        ranks = session.layout.ranks
+        of_rank = len(holds) // len(ranks)
+        by_rank = {rank: holds[place * of_rank : (place + 1) * of_rank] for place, rank in enumerate(ranks)}
+        return Taken(chunks, cast("HoldsByRank", by_rank), rows)
 
-    def grant_at_once(
-        self, session: EngineSession, keys: bytes, chunks: int, now_ns: int
-    ) -> tuple[Lease, Leased] | None:
-        """A lease of a chain of one rank, which all its keys name, where it is one part long, or the last one of `chunks`. None
-        where DRAM has not all of it, or more than that is to be done or looked at. Raises Refused."""
-        namespace, named = session.chain_namespace, whole_keys(keys)
-        count = chunks or named
-        if namespace is None or not 0 < count <= (LEAF_CHUNKS_MAX if named == 1 else PART_CHUNKS):
+    def lease_at_once(self, session: EngineSession, request: AnyHit, now_ns: int) -> tuple[Lease, Leased] | None:
+        """The same, as a lease; None too where the connection has all the leases that it may."""
+        if not 0 <= request.chunks <= LEAF_CHUNKS_MAX:
             return None
-        if named != count and named != 1:
+        lease = self.desk.lease_hit(session.reader, request.keys, request.chunks, now_ns)
+        if lease is None:
             return None
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        connection = session.connection
-        if self._leases.is_full(connection, self._leases_max):
-            self._check_room(session)
-        taken = self._directory.lease_chain(namespace, keys, count, session.holder, now_ns)
-        if taken is None:
-            return None
-        hold, columns = taken
-        holds: list[HoldId] = [hold]  # type: ignore[list-item]  # by name only
-        lease = self._leases.grant(
-            connection, count, {session.chain_rank: holds}, now_ns, least_ttl_ns=session.lease_ttl_ns
-        )
-        if self._hit_curve is not None:
-            self._hit_curve.note_lease(holds, session.chunk_sizes[0], now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
-        if session.layout.rank is None:
-            return lease, Leased(lease.id, count, b"", b"", columns.levels, b"")
-        return lease, Leased(lease.id, count, columns.offsets, columns.generations, columns.levels, columns.slots)
+        return lease, Leased(lease.id, lease.chunks, *self.desk.columns_of(session.reader, lease))
 
     def take_holds(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""
@@ -248,19 +243,17 @@ class Readers:
 
     def find_row(self, session: EngineSession, lease: Lease, row: int) -> tuple[HoldId, int, Layout] | None:
         """The hold of a row of a rank's lease, the chunk's index in it, and its layout; None where there is none."""
-        for group, holds, size in holds_of(session, lease, session.layout.rank):
-            if 0 <= row < len(holds) * size:
-                return holds[row // size], row % size, group.layout
-            row -= len(holds) * size
+        for group, hold, size in holds_of(session, lease, session.layout.rank):
+            if 0 <= row < size:
+                return hold, row, group.layout
+            row -= size
         return None
 
     def key_at(self, session: EngineSession, lease: Lease | Taken, chunk: int) -> bytes:
         """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it."""
-        place = place_of(session, lease.chunks, chunk) if chunk < lease.chunks else None
-        if place is None:
-            return b""
-        position, index = place
-        return self._directory.key_of(lease.holds[session.layout.ranks[0]][position], index)
+        _, hold, size = holds_of(session, lease, session.layout.ranks[0])[naming_group(session)]
+        row = chunk - (lease.chunks - size)  # a hold has the last ones
+        return self._directory.key_of(hold, row) if 0 <= row < size else b""
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -268,17 +261,14 @@ class Readers:
 
     def release_each(self, session: EngineSession, leases: Sequence[int], now_ns: int) -> None:
         """End leases; a bounded number of their holds at once."""
-        holds: list[HoldId] = []
-        release, owner = self._leases.release, session.connection
-        for lease in leases:
-            failpoint.reach("daemon.release.before", failpoint.refused)
-            holds += release(LeaseId(lease), owner)
-        self.ending.release_holds(holds, now_ns)
+        failpoint.reach("daemon.release.before", failpoint.refused)
+        if self.desk.release_leases(session.reader, leases, now_ns):
+            self.ending.call_again()
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
         """Count leases as used now."""
         for lease in leases:
-            self._leases.renew(LeaseId(lease), session.connection, now_ns)
+            self._leases.renew(lease, session.connection, now_ns)
 
     def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int, *, claims: int = 0) -> bytes:
         """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room. `claims`:
@@ -297,13 +287,14 @@ class Readers:
 
     def _issue_ticket(self, session: EngineSession, of: Lease | TicketHold, now_ns: int, claims: int) -> bytes:
         has_room = self._leases.has_room_for_tickets(session.connection, of.held)
-        if not has_room or not self._can_hold(TICKETS, session, of.holds, of):
+        holds = cast("HoldsByRank", of.holds)
+        if not has_room or not self._can_hold(TICKETS, session, holds, of):
             return b""
         return self._leases.issue_ticket(
             session.identity,
             session.connection,
             of.chunks,
-            self._duplicates(of.holds, TICKETS),
+            self._duplicates(holds, TICKETS),
             now_ns=now_ns,
             rows=of.rows,
             claims=claims,
@@ -369,8 +360,8 @@ class Readers:
         if self._hit_curve is None:
             return
         for number, rank in enumerate(taken.holds):
-            for group, of_group, _ in holds_of(session, taken, rank):
-                self._hit_curve.note_lease(of_group, group.chunk_sizes[number], now_ns)
+            for group, hold, _ in holds_of(session, taken, rank):
+                self._hit_curve.note_lease([hold], group.chunk_sizes[number], now_ns)
 
     def _grant(
         self,
@@ -402,10 +393,10 @@ class Readers:
         """Whether a holder may have these holds of a lease or ticket too."""
         by_size: dict[int, tuple[list[HoldId], list[int]]] = {}
         for rank in holds:
-            for group, of_group, size in holds_of(session, of, rank):
+            for group, hold, size in holds_of(session, of, rank):
                 these, classes = by_size.setdefault(size, ([], []))
-                these += of_group
-                classes += [group.namespaces[rank].size_class] * len(of_group)
+                these.append(hold)
+                classes.append(group.namespaces[rank].size_class)
         return all(
             self._directory.affordable(holder, these, classes, size) >= size
             for size, (these, classes) in by_size.items()
@@ -421,28 +412,18 @@ class Readers:
 
 def holds_of(
     session: EngineSession, of: Lease | TicketHold | Taken, rank: int | None
-) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
-    """A rank's holds of a lease or ticket in the order of its rows: each group's session, its holds, and how many chunks each
-    of them has. None where it has no such rank."""
-    left = of.holds.get(rank, ()) if rank is not None else ()
-    if not left:
+) -> list[tuple[EngineSession, HoldId, int]]:
+    """A rank's holds of a lease or ticket in the order of its rows: each group's session, its hold, and how many chunks that
+    has: the last ones of the hit. None where it has no such rank."""
+    holds = cast("HoldsByRank", of.holds).get(rank, ()) if rank is not None else ()
+    if not holds:
         return []
-    if not session.groups:
-        return [(session, left, of.chunks if session.layout.is_chained else 1)]
-    found: list[tuple[EngineSession, Sequence[HoldId], int]] = []
-    for group, count in chains_of(session, of.chunks):
-        found.append((group, left[:count], of.chunks if group.layout.is_chained else 1))
-        left = left[count:]
-    return found
+    return list(zip(session.parts, holds, counts_of(session, of.chunks), strict=True))
 
 
-def namespaces_of(session: EngineSession, lease: Lease | Taken) -> list[tuple[Namespace, Sequence[HoldId]]]:
-    """The holds of a session's lease in each namespace."""
-    return [
-        (group.namespaces[rank], of_group)
-        for rank in lease.holds
-        for group, of_group, _ in holds_of(session, lease, rank)
-    ]
+def namespaces_of(session: EngineSession, lease: Lease | Taken) -> list[tuple[Namespace, HoldId]]:
+    """The hold of a session's lease in each namespace."""
+    return [(group.namespaces[rank], hold) for rank in lease.holds for group, hold, _ in holds_of(session, lease, rank)]
 
 
 def _worst(levels: Sequence[bytes]) -> bytes:

@@ -34,6 +34,11 @@ class Run:
         return 1 if self.is_chain else len(self._keys) // self.ranks
 
     @property
+    def packed(self) -> bytes:
+        """All its keys."""
+        return self._keys.packed
+
+    @property
     def columns(self) -> list[KeyColumn]:
         """The keys of each rank."""
         return self._keys.by_rank(self.ranks)
@@ -93,14 +98,3 @@ def hold_count(session: EngineSession, chunks: int) -> int:
 def naming_group(session: EngineSession) -> int:
     """The group by whose chunks a hit is named: the first full one, which has a key for each of them, or the first of all."""
     return next((number for number, part in enumerate(session.parts) if part.layout.is_chained), 0)
-
-
-def place_of(session: EngineSession, chunks: int, chunk: int) -> tuple[int, int] | None:
-    """Where a lease of so many chunks has the naming group's chunk of this number: the position of its chain and the index in
-    that. None: it does not have it."""
-    counts, named = counts_of(session, chunks), naming_group(session)
-    position = sum(counts[:named])  # those before a full one are of windows and states
-    if session.parts[named].layout.is_chained:
-        return position, chunk
-    first = chunks - counts[named]
-    return (position + chunk - first, 0) if chunk >= first else None

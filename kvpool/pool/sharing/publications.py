@@ -19,7 +19,7 @@ publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk u
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -117,11 +117,11 @@ class Publications:
         """Pins in the arena's directory."""
         return len(self._pins)
 
-    def note_lease(self, holds: Iterable[tuple[Namespace, Sequence[HoldId]]]) -> None:
+    def note_lease(self, holds: Iterable[tuple[Namespace, HoldId]]) -> None:
         """A lease with these holds was granted: its chunks are used again."""
         if self._policy == "off":
             return
-        self._uses.extend((one.id, KeyColumn(self._directory.keys_of(of_one))) for one, of_one in holds)
+        self._uses.extend((one.id, KeyColumn(self._directory.keys_of([hold]))) for one, hold in holds)
         self._wake()
 
     def stats(self) -> dict[str, int]:

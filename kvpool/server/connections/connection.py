@@ -34,6 +34,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.frames import FrameReader
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.one_way import UNANSWERED
+from kvpool.server.connections.lease_frames import ServeAtOnce
 from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import RequestTimes
 
@@ -81,9 +82,10 @@ class Connection(asyncio.Protocol):
         on_failed: Callable[[BaseException], None],
         on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
         version: int = versions.NEWEST,
+        serve_at_once: ServeAtOnce | None = None,
     ) -> None:
         """`on_unfinished`: called with how many bytes of an incomplete request have arrived. `version`: of the protocol, as the
-        handshake has chosen it."""
+        handshake has chosen it. `serve_at_once`: serves leading frames of what arrived, or none."""
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
@@ -95,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._on_unfinished = on_unfinished
         self._unfinished = 0  # the last reported value
         self._version = version
+        self._serve_at_once = serve_at_once if version >= versions.NEWEST and not failpoint.is_armed() else None
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
@@ -124,10 +127,35 @@ class Connection(asyncio.Protocol):
         """Bytes arrived."""
         if self._is_draining:
             return
+        if self._serve_at_once is not None and not self._reader.waiting and not self.is_waiting:
+            data = self._serve_leading(self._serve_at_once, data)
+            if not data:
+                return
         self._reader.add_bytes(data)
         self._turns.ask_turn(self)
         if self.is_waiting:
             self._read(is_wanted=False)  # until it has had its turn: at most one read waits
+
+    def _serve_leading(self, serve: ServeAtOnce, data: bytes) -> bytes:
+        """Serve what can be at once. Returns what is left."""
+        if (
+            self._request is not None
+            or self._waiting is not None
+            or not self._is_peer_reading
+            or self._transport is None
+        ):
+            return data
+        try:
+            served = self._turns.serve_at_once(serve, data)
+        except Exception as error:
+            self.fail(error)
+            return b""
+        if served is None:
+            return data
+        consumed, answers = served
+        if answers:
+            self._transport.write(answers)
+        return data[consumed:]
 
     def eof_received(self) -> bool:
         """The peer has closed its side; answers are of no use now."""

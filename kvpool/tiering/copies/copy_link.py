@@ -14,7 +14,6 @@ Control thread only; no I/O. Invariants: each chunk under way has one pin in the
 the tier's, which ends after its last chunk was reported; a prefix has at most one part under way."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,17 +93,17 @@ class CopyLink(StockedLink[Exported]):
         self._due.clear()
         return await super().close()
 
-    def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> None:
-        """A connection that can read the tier was granted a lease with these holds in the arena, of equal length."""
+    def note_lease(self, namespace: Namespace, hold: HoldId) -> None:
+        """A connection that can read the tier was granted a lease with this hold in the arena."""
         if not self.tier.can_copy:
             return
-        for prefix in self._placement.note_lease(namespace, holds):
+        for prefix in self._placement.note_lease(namespace, hold):
             self._due.add_prefix(prefix)
             self._wake()
 
-    def find(self, holds: Sequence[HoldId]) -> kvpool_native.HoldColumns:
-        """Where the copies of the chunks of holds in the arena are now, a row each; generation 0: there is none."""
-        return self._arena.copies(holds)
+    def find(self, hold: HoldId) -> kvpool_native.HoldColumns:
+        """Where the copies of the chunks of a hold in the arena are now, a row each; generation 0: there is none."""
+        return self._arena.copies([hold])
 
     def on_completed(self) -> None:
         """See `TierOwner`: settle finished chunks, then start what is due."""

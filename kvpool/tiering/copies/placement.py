@@ -7,7 +7,6 @@ code, so that what the simulator measures is what the daemon does.
 Metadata alone; no I/O and no clock. Control thread only. Invariant: all bytes copied are within the `PromotionBudget`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,12 +57,12 @@ class Placement:
     def __repr__(self) -> str:
         return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"
 
-    def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> list[LeasedPrefix]:
-        """The chunks of holds in the arena, of equal length, are used: their copies have served them. Returns the prefixes of
-        which some have none. Takes as long as a lookup of them."""
-        keys, chunk_bytes = KeyColumn(self._arena.keys_of(holds)), namespace.layout.stored_bytes
-        size = len(keys) // len(holds)
-        has_copy = np.frombuffer(self._arena.copies(holds).generations, "<u8").reshape(len(holds), size) != 0
+    def note_lease(self, namespace: Namespace, hold: HoldId) -> list[LeasedPrefix]:
+        """The chunks of a hold in the arena are used: their copies have served them. Returns the prefixes of which some have
+        none: the chain, or each chunk without a parent. Takes as long as a lookup of them."""
+        keys, chunk_bytes = KeyColumn(self._arena.keys_of([hold])), namespace.layout.stored_bytes
+        size = len(keys) if namespace.layout.is_chained else 1
+        has_copy = np.frombuffer(self._arena.copies([hold]).generations, "<u8").reshape(-1, size) != 0
         copied = np.logical_and.accumulate(has_copy, axis=1).sum(axis=1)
         served = int(copied.sum())
         missed_bytes = (len(keys) - served) * chunk_bytes

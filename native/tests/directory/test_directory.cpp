@@ -220,20 +220,65 @@ TEST(a_leaf_is_held_with_its_whole_prefix_or_not_at_all) {
   EXPECT(pool.store({1, 2, 3}) == 3);
   const auto made = pool.directory.reserve(other, pool.small, std::nullopt, pack({11, 12, 13}).data(), 3, 1);
   const auto both = [&](uint64_t first, uint64_t second, size_t n) {
-    return pool.directory.acquire_leaves({pool.owner, other}, pack({first, second}).data(), n);
+    const auto one = pack({first});
+    const auto two = pack({second});
+    return pool.directory.hold_hit(std::vector{HitRun{pool.owner, one, n, true}, HitRun{other, two, n, true}}, {});
   };
-  EXPECT(both(3, 13, 3)[0].id == 0);  // the other's are just being written
+  EXPECT(both(3, 13, 3).empty());  // the other's are just being written
   EXPECT(pool.commit(made, 0, 3).size() == 3);
   const auto holds = both(3, 13, 3);
   EXPECT(holds[0].chunks == 3);
   EXPECT(holds[1].chunks == 3);
   EXPECT(pool.directory.columns({holds[1].id})->generations[0] == made.generations[0]);
-  EXPECT(both(2, 12, 3)[0].id == 0);   // not that long
-  EXPECT(both(3, 13, 2)[1].id == 0);   // longer
-  EXPECT(both(3, 3, 3)[1].id == 0);    // another namespace's
-  EXPECT(both(3, 99, 3)[0].id == 0);   // not stored
+  EXPECT(both(2, 12, 3).empty());   // not that long
+  EXPECT(both(3, 13, 2).empty());   // longer
+  EXPECT(both(3, 3, 3).empty());    // another namespace's
+  EXPECT(both(3, 99, 3).empty());   // not stored
   EXPECT(pool.directory.stats().holds == 2);
   EXPECT(pool.is_sound());
+}
+
+TEST(chunks_without_a_parent_are_held_together_or_not_at_all) {
+  Pool pool(20 * CHUNK);
+  EXPECT(pool.store({1, 2, 3}) == 3);
+  for (uint64_t alone = 11; alone < 15; ++alone) {
+    EXPECT(pool.store({alone}) == 1);
+  }
+  const auto hold = [&](const std::vector<uint64_t>& ids) {
+    const auto keys = pack(ids);
+    return pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, ids.size(), false}}, {}, ++pool.now);
+  };
+  EXPECT(hold({11, 12, 99}).empty());  // not stored
+  EXPECT(hold({11, 2}).empty());       // behind another one
+  EXPECT(pool.directory.stats().holds == 0);
+  const auto first = hold({11, 12, 13});
+  const auto second = hold({14, 12, 12});
+  EXPECT(first.front().chunks == 3 && second.front().chunks == 3);
+  EXPECT(pool.directory.stats().held == 4 && pool.is_sound());
+  EXPECT(drop(pool.directory, key_of(12)) == 1);
+  EXPECT(pool.directory.holds().count_whole({first.front().id, second.front().id}) == std::vector<size_t>({1, 1}));
+  EXPECT(pool.directory.columns({first.front().id})->levels[1] == NO_LEVEL);
+  EXPECT(pool.directory.release_part(second.front().id, 2, ++pool.now) == 2 && pool.is_sound());
+  EXPECT(pool.directory.release(second.front().id, ++pool.now) && pool.directory.release(first.front().id, ++pool.now));
+  EXPECT(pool.directory.stats().held == 0 && pool.is_sound());
+}
+
+TEST(holds_on_chunks_without_a_parent_become_one) {
+  Pool pool(20 * CHUNK);
+  const HolderId one(5);
+  std::vector<HoldId> holds;
+  for (uint64_t alone = 11; alone < 14; ++alone) {
+    EXPECT(pool.store({alone}) == 1);
+    holds.push_back(pool.acquire({alone}).id);
+  }
+  EXPECT(pool.directory.shares().charge(holds, one));
+  EXPECT(pool.directory.join_holds({holds[0], 999}) == 0);
+  const HoldId joined = pool.directory.join_holds(holds);
+  EXPECT(pool.directory.holds().find_hold(joined)->size() == 3);
+  EXPECT(pool.directory.shares().holder_of(joined) == one && !pool.directory.shares().is_charged(holds[0]));
+  EXPECT(pool.directory.stats().holds == 1 && pool.is_sound());
+  EXPECT(*pool.directory.holds().key_of(joined, 2) == key_of(13));
+  EXPECT(pool.directory.release(joined, ++pool.now) && pool.is_sound());
 }
 
 TEST(an_expired_reservation_holds_its_slots_until_it_ends) {

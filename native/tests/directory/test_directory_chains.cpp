@@ -50,16 +50,15 @@ double micros_of(Call call) {
 
 TEST(a_wrong_length_is_refused_without_a_walk) {
   Chain chain(LONG);
-  const auto leaf = pack({LONG});
   for (const size_t wrong : {size_t{0}, size_t{1}, size_t{LONG - 1}, size_t{LONG + 1}, SIZE_MAX}) {
-    EXPECT(chain.directory.acquire_leaves({chain.owner}, leaf.data(), wrong)[0].id == 0);
+    EXPECT(chain.hold_chain(LONG, wrong).empty());
   }
   const double micros = micros_of([&] {
-    EXPECT(chain.directory.acquire_leaves({chain.owner}, leaf.data(), LONG - 1)[0].id == 0);
+    EXPECT(chain.hold_chain(LONG, LONG - 1).empty());
   });
   std::printf("  a wrong length at depth %llu: %.2f us\n", static_cast<unsigned long long>(LONG), micros);
   EXPECT_TIME(micros < 20);
-  const Hold hold = chain.directory.acquire_leaves({chain.owner}, leaf.data(), LONG)[0];
+  const Hold hold = chain.hold_chain(LONG, LONG).front();
   EXPECT(hold.chunks == LONG);
   EXPECT(chain.directory.release(hold.id, ++chain.now));
   EXPECT(chain.is_sound());

@@ -105,12 +105,14 @@ TEST(a_chain_is_leased_whole_by_its_last_key_or_not_at_all) {
   Shared pool;
   EXPECT(pool.store(range(0, CHUNKS)) == CHUNKS);
   const auto lease = [&](uint64_t leaf, size_t chunks, HolderId holder) {
-    return pool.directory.lease_chain(pool.owner, pack({leaf}).data(), chunks, holder, ++pool.now);
+    const auto holds = pool.hold_chain(leaf, chunks, holder);
+    return holds.empty() ? Hold{} : holds.front();
   };
   EXPECT(lease(CHUNKS / 2, CHUNKS / 2 + 1, ONE).id == 0);  // more than it may
   EXPECT(lease(7, 7, ONE).id == 0);                        // not as deep
   EXPECT(lease(CHUNKS, CHUNKS + 1, ONE).id == 0);          // not stored
-  EXPECT(pool.directory.lease_chain(pool.directory.add_namespace(), pack({7}).data(), 8, ONE).id == 0);
+  const auto foreign = pack({7});
+  EXPECT(pool.directory.hold_hit(std::vector{HitRun{pool.directory.add_namespace(), foreign, 8, true}}, ONE).empty());
   EXPECT(pool.directory.stats().holds == 0);
   const Hold whole = lease(CHUNKS / 2 - 1, CHUNKS / 2, ONE);
   EXPECT(whole.chunks == CHUNKS / 2);
@@ -125,6 +127,26 @@ TEST(a_chain_is_leased_whole_by_its_last_key_or_not_at_all) {
   EXPECT(columns->offsets == offsets && columns->generations == generations);
   EXPECT(columns->levels == levels && columns->slots == slots);
   EXPECT(pool.directory.release(whole.id, ++pool.now));
+  EXPECT(pool.is_sound());
+}
+
+TEST(chunks_without_a_parent_that_two_runs_share_count_rightly) {
+  Shared pool;
+  for (uint64_t alone = 0; alone < CHUNKS; ++alone) {
+    EXPECT(pool.store({1000 + alone}) == 1);
+  }
+  const auto hold = [&](uint64_t first, uint64_t count) {
+    const auto keys = pack(range(first, count));
+    const auto holds = pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, count, false}}, ONE, ++pool.now);
+    return holds.empty() ? Hold{} : holds.front();
+  };
+  const uint64_t window = CHUNKS / 4;
+  EXPECT(hold(1000 + window / 2, window).chunks == window);
+  EXPECT(hold(1000, window).chunks == window);  // ends in the first one's first half: that does not stand for what precedes it
+  EXPECT(hold(1000 + window / 2, window).chunks == window);
+  EXPECT(pool.directory.shares().protected_bytes() == (window + window / 2) * CHUNK);
+  EXPECT(hold(1000 + 2 * window, window / 2).chunks == window / 2);      // all that is left of half
+  EXPECT(hold(1000 + 3 * window, 1).id == 0);
   EXPECT(pool.is_sound());
 }
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId, LeaseId
+from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId
 from kvpool.index import leases as module
 from kvpool.index.leases import Leases
 
@@ -20,10 +20,12 @@ def _holds(*numbers: int) -> dict[int, list[HoldId]]:
 def test_a_lease_belongs_to_its_owner_alone() -> None:
     leases = Leases(TTL_NS)
     lease = leases.grant(ANN, 3, _holds(7), now_ns=0)
-    assert leases.find(lease.id, ANN) is lease
+    found = leases.find(lease.id, ANN)
+    assert found is not None
+    assert (found.id, found.holds) == (lease.id, {0: [7]})
     assert leases.find(lease.id, BOB) is None
     assert not leases.renew(lease.id, BOB, now_ns=1)
-    assert leases.release(lease.id, BOB) == []
+    assert leases.table.end_lease(lease.id, BOB) == []
     assert (len(leases), leases.count_of(ANN), leases.count_of(BOB)) == (1, 1, 0)
 
 
@@ -162,7 +164,7 @@ def test_a_hold_in_two_places_is_found() -> None:
 def test_no_hold_is_lost_or_returned_twice(seed: int) -> None:
     chance, leases, now_ns = random.Random(seed), Leases(TTL_NS), 0
     live: set[int] = set()
-    granted: list[tuple[LeaseId, ConnectionId]] = []
+    granted: list[tuple[int, ConnectionId]] = []
     tickets: list[bytes] = []
     for step in range(2000):
         now_ns += chance.randrange(200)
@@ -177,7 +179,7 @@ def test_no_hold_is_lost_or_returned_twice(seed: int) -> None:
             else:
                 tickets.append(leases.issue_ticket(IDENTITY, ANN, 1, holds, now_ns=now_ns))
         elif verb == "release" and granted:
-            back = leases.release(*chance.choice(granted))
+            back = [HoldId(hold) for hold in leases.table.end_lease(*chance.choice(granted))]
         elif verb == "renew" and granted:
             leases.renew(*chance.choice(granted), now_ns)
         elif verb == "claim" and tickets:

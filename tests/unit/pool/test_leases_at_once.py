@@ -50,7 +50,7 @@ def test_a_leaf_gets_the_columns_that_all_keys_get() -> None:
     async def check(pool: Pool) -> None:
         readers, session = pool.chains.readers, pool.open_session(ConnectionId(1), "model", SMALL)
         in_parts = served(pool.chains.acquire(session, m.Acquire(KEYS)))
-        granted = readers.grant_at_once(session, LEAF, CHAIN, 0)
+        granted = readers.lease_at_once(session, m.Acquire(LEAF, CHAIN), 0)
         assert granted is not None
         lease, at_once = granted
         assert lease.held == CHAIN == at_once.chunks
@@ -66,10 +66,10 @@ def test_a_leaf_gets_the_columns_that_all_keys_get() -> None:
 def test_a_chain_of_one_part_may_be_named_by_all_keys() -> None:
     async def check(pool: Pool) -> None:
         readers, session = pool.chains.readers, pool.open_session(ConnectionId(1), "model", SMALL)
-        for chunks in (0, PART_CHUNKS):
-            granted = readers.grant_at_once(session, PART, chunks, 0)
+        for keys, chunks in ((PART, 0), (PART, PART_CHUNKS)):
+            granted = readers.lease_at_once(session, m.Acquire(keys, chunks), 0)
             assert granted is not None
-            assert granted[1].chunks == PART_CHUNKS == granted[0].chunks
+            assert granted[1].chunks == len(keys) // KEY_BYTES == granted[0].chunks
 
     in_pool(check, *ALL)
 
@@ -92,7 +92,7 @@ def test_a_chain_of_one_part_may_be_named_by_all_keys() -> None:
 def test_what_is_not_one_stored_chain_is_left_to_be_looked_at(keys: bytes, chunks: int) -> None:
     async def check(pool: Pool) -> None:
         session = pool.open_session(ConnectionId(1), "model", SMALL)
-        assert pool.chains.readers.grant_at_once(session, keys, chunks, 0) is None
+        assert pool.chains.readers.lease_at_once(session, m.Acquire(keys, chunks), 0) is None
         assert pool.measure({}).directory["holds"] == 0
 
     in_pool(check, *ALL)
@@ -102,7 +102,7 @@ def test_nothing_is_leased_beyond_a_connections_share() -> None:
     async def check(pool: Pool) -> None:
         session = pool.open_session(ConnectionId(1), "model", SMALL)
         pool._directory.share_among_holders(0.25, 1.0)
-        assert pool.chains.readers.grant_at_once(session, LEAF, CHAIN, 0) is None
+        assert pool.chains.readers.lease_at_once(session, m.Acquire(LEAF, CHAIN), 0) is None
         assert served(pool.chains.acquire(session, m.Acquire(LEAF, CHAIN))).lease == 0
         assert 0 < served(pool.chains.acquire(session, m.Acquire(KEYS))).chunks < CHAIN
 
@@ -114,7 +114,7 @@ def test_what_is_refused_at_once_has_used_nothing() -> None:
         session = pool.open_session(ConnectionId(1), "model", SMALL)
         pool._directory.share_among_holders(0.25, 1.0)
         before = pool._directory.stats()
-        assert pool.chains.readers.grant_at_once(session, LEAF, CHAIN, 0) is None
+        assert pool.chains.readers.lease_at_once(session, m.Acquire(LEAF, CHAIN), 0) is None
         after = pool._directory.stats()
         assert after["reuse_gaps"] == before["reuse_gaps"]
         assert after["policy_learned_uses"] == before["policy_learned_uses"]
@@ -127,9 +127,11 @@ def test_what_a_connection_holds_already_takes_nothing_of_its_share() -> None:
         readers, session = pool.chains.readers, pool.open_session(ConnectionId(1), "model", SMALL)
         pool._directory.share_among_holders(0.5, 1.0)
         for _ in range(3):
-            assert readers.grant_at_once(session, LEAF, CHAIN, 0) is not None
+            assert readers.lease_at_once(session, m.Acquire(LEAF, CHAIN), 0) is not None
         other = pool.open_session(ConnectionId(2), "model", SMALL)
-        assert readers.grant_at_once(other, LEAF, CHAIN, 0) is None, "half of what is left is less than all of this"
+        assert readers.lease_at_once(other, m.Acquire(LEAF, CHAIN), 0) is None, (
+            "half of what is left is less than all of this"
+        )
 
     in_pool(check, *ALL)
 

@@ -33,6 +33,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.lease_frames import LeaseFrames
 from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS, engine_handlers
@@ -102,16 +103,17 @@ class DaemonSide:
         )
         self._pool = Pool(load_config(None, list(options)), clock)
         session = self._pool.open_session(ConnectionId(1), MODEL, CHUNK)
-        self._answers, self._sequence = Answers(), 0
+        self._answers, self._sequence, times = Answers(), 0, RequestTimes(VERBS)
         self._connection = Connection(
             session.connection,
             engine_handlers(self._pool, session, user=None, clock=clock),
             clock=clock,
             turns=Turns(clock),
-            times=RequestTimes(VERBS),
+            times=times,
             on_closed=lambda _: None,
             on_protocol_error=lambda: None,
             on_failed=lambda _: None,
+            serve_at_once=LeaseFrames(self._pool.chains, times, clock).of_session(session),
         )
         self._connection.connection_made(self._answers)  # type: ignore[arg-type]  # as much of a transport as is used
 

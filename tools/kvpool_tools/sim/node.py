@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.ids import ConnectionId
+from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
@@ -122,7 +122,7 @@ class SimulatedNode:
         lease = self._pool.readers.find(self._session, grant.lease)
         assert lease is not None
         ((hold,),) = lease.holds.values()
-        above = sum(device.load(self._session.own, hold, now_ns) for device in self._devices)
+        above = sum(device.load(self._session.own, HoldId(hold), now_ns) for device in self._devices)
         self._pool.readers.release(self._session, grant.lease, now_ns)
         ssd = tiers.count(Level.SSD)
         self.ssd_blocks_read += ssd

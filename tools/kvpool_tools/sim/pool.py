@@ -22,6 +22,7 @@ from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.pool.writers.writers import Writers
+from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import Leased
 from kvpool.states import SaveState
 from kvpool.tiering.link import ArenaSide
@@ -104,7 +105,8 @@ class SimulatedPool:
     def lease(self, session: EngineSession, runs: Sequence[Run], chunks: int, *, may_wait: bool) -> Leased | None:
         """Lease a hit of so many chunks; None where it could wait for room."""
         now_ns = self.clock.now_ns()
-        taken = self.readers.take_at_once(session, runs, now_ns)
+        request = m.Acquire(b"".join(run.packed for run in runs), chunks)
+        taken = self.readers.hold_at_once(session, request, now_ns, holder=session.holder)
         if taken is not None:
             return self.readers.grant(session, taken, now_ns)
         task = self.readers.begin_task(session, runs, chunks=chunks)

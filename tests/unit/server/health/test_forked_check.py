@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from tests.rigs.daemon import Daemon
 
 
 def run(verify: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    gc.collect()  # what other tests have left open
     fds = len(os.listdir("/proc/self/fd"))
     report = asyncio.run(check_in_child(verify))
     assert len(os.listdir("/proc/self/fd")) == fds

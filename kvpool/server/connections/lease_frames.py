@@ -1,0 +1,48 @@
+"""Lease frames: an engine's requests about leases, served from the bytes that arrived to the bytes of the answer in one call.
+
+An ordinary acquire of what DRAM has, a release, a renewal. Everything else, and a connection whose leases have watchers, is
+left to the verbs, which stand on the same native desk. Control thread only.
+"""
+
+from collections.abc import Callable
+
+import kvpool_native
+from kvpool.clock import Clock
+from kvpool.index.sessions import EngineSession
+from kvpool.pool.chains import Chains
+from kvpool.protocol import frames
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.server.metrics.request_times import RequestTimes
+
+_KINDS = (m.Acquire.KIND, m.Leased.KIND, one_way.DropLeases.KIND, m.Renew.KIND, m.Done.KIND)
+# Serves leading frames of what arrived, for so many nanoseconds: how many bytes they are, and the answers. None: not for here.
+ServeAtOnce = Callable[[bytes, int], tuple[int, bytes] | None]
+
+
+class LeaseFrames:
+    """Those of all connections."""
+
+    def __init__(self, chains: Chains, times: RequestTimes, clock: Clock) -> None:
+        self._chains = chains
+        self._clock = clock
+        desk = chains.readers.desk
+        self._native = kvpool_native.LeaseFrames(desk, times.native, _KINDS, frames.FRAME_BYTES_MAX, m.RENEWALS_MAX)
+
+    def of_session(self, session: EngineSession) -> ServeAtOnce:
+        """What serves the frames of a session's connection, of the newest version."""
+        chains, clock, serve_frames, reader = self._chains, self._clock, self._native.serve, session.reader
+
+        def serve(arrived: bytes, left_ns: int) -> tuple[int, bytes] | None:
+            if chains.has_watchers(session):
+                return None
+            served = serve_frames(reader, arrived, clock.now_ns(), left_ns)
+            if served is None:
+                return None
+            consumed, answers, has_backlog = served
+            chains.expiry.schedule()
+            if has_backlog:
+                chains.readers.ending.call_again()
+            return consumed, answers
+
+        return serve

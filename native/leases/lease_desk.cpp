@@ -1,0 +1,117 @@
+#include "leases/lease_desk.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvpool {
+
+// The runs of a request, rank by rank, into `runs_`. False where the keys do not fit the layout.
+bool LeaseDesk::find_runs(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, HeldHit& hit) {
+  const size_t ranks = reader.ranks.size();
+  const size_t named = keys.size() / KEY_BYTES;
+  if (keys.size() % KEY_BYTES != 0 || named == 0 || (chunks == 0 && (reader.has_groups || named % ranks != 0))) {
+    return false;
+  }
+  hit.chunks = chunks == 0 ? named / ranks : chunks;
+  if (hit.chunks > bounds_.rows_max) {
+    return false;
+  }
+  size_t leaves = 0;
+  hit.rows = 0;
+  for (const ReaderGroup& group : reader.groups) {
+    const uint64_t rows = std::min(hit.chunks, group.chunks_max);
+    hit.rows += rows;
+    leaves += group.is_chain ? 1 : rows;
+  }
+  const bool are_leaves = named == leaves * ranks;
+  if (!are_leaves && (named != hit.rows * ranks || named > bounds_.named_max)) {
+    return false;
+  }
+  if (hit.rows * ranks > bounds_.rows_max) {
+    return false;
+  }
+  runs_.clear();
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    size_t first = 0;
+    for (const ReaderGroup& group : reader.groups) {
+      const uint64_t rows = std::min(hit.chunks, group.chunks_max);
+      const size_t count = group.is_chain && are_leaves ? 1 : rows;
+      const auto of_rank = keys.subspan((first + rank * count) * KEY_BYTES, count * KEY_BYTES);
+      runs_.push_back({group.namespaces[rank], of_rank, rows, group.is_chain});
+      first += ranks * count;
+    }
+  }
+  return true;
+}
+
+std::optional<HeldHit> LeaseDesk::hold_hit(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, HolderId holder,
+                                           uint64_t now_ns) {
+  HeldHit hit;
+  if (!find_runs(reader, keys, chunks, hit)) {
+    return std::nullopt;
+  }
+  const std::vector<Hold> holds = directory_.hold_hit(runs_, holder, now_ns);
+  if (holds.empty()) {
+    return std::nullopt;
+  }
+  hit.holds.reserve(holds.size());
+  std::transform(holds.begin(), holds.end(), std::back_inserter(hit.holds), [](const Hold& hold) { return hold.id; });
+  return hit;
+}
+
+const Lease* LeaseDesk::lease_hit(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, uint64_t now_ns) {
+  if (leases_.count_of(reader.connection) >= bounds_.leases_max || leases_.chunks_of(reader.connection) >= bounds_.held_max) {
+    return nullptr;
+  }
+  std::optional<HeldHit> hit = hold_hit(reader, keys, chunks, reader.holder, now_ns);
+  if (!hit) {
+    return nullptr;
+  }
+  note_hit(reader, *hit, now_ns);
+  Lease lease;
+  lease.owner = reader.connection;
+  lease.chunks = hit->chunks;
+  lease.rows = hit->rows;
+  lease.least_ttl_ns = reader.least_ttl_ns;
+  lease.ranks = reader.ranks;
+  lease.holds = std::move(hit->holds);
+  return &leases_.grant(std::move(lease), now_ns);
+}
+
+void LeaseDesk::note_hit(const Reader& reader, const HeldHit& hit, uint64_t now_ns) {
+  for (size_t index = 0; reuse_ != nullptr && index < hit.holds.size(); ++index) {
+    const size_t groups = reader.groups.size();
+    size_t chunks = 0;
+    const std::vector<ChunkKey> sampled = directory_.holds().sampled_keys({hit.holds[index]}, chunks);
+    reuse_->observe(sampled, chunks, reader.groups[index % groups].chunk_bytes[index / groups], now_ns);
+  }
+}
+
+Columns LeaseDesk::columns_of(const Reader& reader, const Lease& lease) const {
+  const size_t of_rank = lease.holds.size() / lease.ranks.size();
+  Columns columns;
+  for (size_t rank = 0; rank < lease.ranks.size(); ++rank) {
+    const auto first = lease.holds.begin() + static_cast<std::ptrdiff_t>(rank * of_rank);
+    auto of_this = directory_.columns({first, first + static_cast<std::ptrdiff_t>(of_rank)});
+    KVPOOL_CHECK(of_this.has_value());
+    if (rank == 0) {
+      columns = std::move(*of_this);
+      continue;
+    }
+    for (size_t row = 0; row < columns.levels.size(); ++row) {
+      columns.levels[row] = std::max(columns.levels[row], of_this->levels[row]);
+    }
+  }
+  return reader.is_scheduler ? Columns{{}, {}, std::move(columns.levels), {}} : columns;
+}
+
+bool LeaseDesk::release_leases(const Reader& reader, std::span<const uint64_t> ids, uint64_t now_ns) {
+  std::vector<HoldId> holds;
+  for (const uint64_t id : ids) {
+    const std::vector<HoldId> ended = leases_.end_lease(id, reader.connection);
+    holds.insert(holds.end(), ended.begin(), ended.end());
+  }
+  return ending_.release_holds(holds, now_ns);
+}
+
+}  // namespace kvpool
