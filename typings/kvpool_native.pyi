@@ -1804,7 +1804,7 @@ class VerbTimes:
 class LeaseFrames:
     """Serves frames about leases as they arrive. Control thread only."""
 
-    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: tuple[int, int, int, int, int], frame_bytes_max: int, numbers_max: int) -> None:
+    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: tuple[int, int, int, int, int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
         """`kinds`: of Acquire, Leased, DropLeases, Renew and Done."""
 
     def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> tuple[int, bytes, bool] | None:

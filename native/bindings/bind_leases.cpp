@@ -190,11 +190,11 @@ void bind_frames(nb::module_& module) {
           "kind"_a, "Counts by bucket, and the sum of all times.");
   nb::class_<LeaseFrames>(module, "LeaseFrames", "Serves frames about leases as they arrive. Control thread only.")
       .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, const std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>& kinds,
-                       size_t frame_bytes_max, size_t numbers_max) {
+                       size_t frame_bytes_max, size_t numbers_max, size_t answer_bytes_max) {
              const auto [acquire, leased, drop_leases, renew, done] = kinds;
-             return new LeaseFrames(desk, times, {acquire, leased, drop_leases, renew, done}, {frame_bytes_max, numbers_max}, &steady_ns);
+             return new LeaseFrames(desk, times, {acquire, leased, drop_leases, renew, done}, {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
            }),
-           "desk"_a, "times"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           "desk"_a, "times"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            "`kinds`: of Acquire, Leased, DropLeases, Renew and Done.")
       .def("serve", &serve, "reader"_a, "arrived"_a, "now_ns"_a, "left_ns"_a,
            nb::sig("def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> tuple[int, bytes, bool] | None"),

@@ -142,7 +142,8 @@ void end_frame(std::vector<uint8_t>& answers, size_t begin) {
 LeaseFrames::Served LeaseFrames::serve(const Reader& reader, std::span<const uint8_t> arrived, uint64_t now_ns, uint64_t left_ns) {
   Served served;
   const uint64_t begun_ns = clock_();
-  for (uint64_t before_ns = begun_ns; before_ns - begun_ns <= left_ns && arrived.size() - served.consumed > LENGTH_BYTES;) {
+  for (uint64_t before_ns = begun_ns; before_ns - begun_ns <= left_ns && arrived.size() - served.consumed > LENGTH_BYTES &&
+                                      served.answers.size() < bounds_.answer_bytes_max;) {
     const auto left = arrived.subspan(served.consumed);
     uint32_t length = 0;
     std::memcpy(&length, left.data(), LENGTH_BYTES);

@@ -31,7 +31,8 @@ class LeaseFrames {
  public:
   struct Bounds {
     size_t frame_bytes_max;
-    size_t numbers_max;  // of a column of leases
+    size_t numbers_max;       // of a column of leases
+    size_t answer_bytes_max;  // of one call, beside its last answer: a peer that does not read fills no memory
   };
   // What came of bytes that arrived.
   struct Served {

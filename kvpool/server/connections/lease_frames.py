@@ -16,6 +16,8 @@ from kvpool.protocol.records import one_way
 from kvpool.server.metrics.request_times import RequestTimes
 
 _KINDS = (m.Acquire.KIND, m.Leased.KIND, one_way.DropLeases.KIND, m.Renew.KIND, m.Done.KIND)
+# Answers of one call, beside the last one: then it is seen whether the peer reads them.
+ANSWER_BYTES_MAX = 64 << 10
 # Serves leading frames of what arrived, for so many nanoseconds: how many bytes they are, and the answers. None: not for here.
 ServeAtOnce = Callable[[bytes, int], tuple[int, bytes] | None]
 
@@ -27,7 +29,8 @@ class LeaseFrames:
         self._chains = chains
         self._clock = clock
         desk = chains.readers.desk
-        self._native = kvpool_native.LeaseFrames(desk, times.native, _KINDS, frames.FRAME_BYTES_MAX, m.RENEWALS_MAX)
+        bounds = (frames.FRAME_BYTES_MAX, m.RENEWALS_MAX, ANSWER_BYTES_MAX)
+        self._native = kvpool_native.LeaseFrames(desk, times.native, _KINDS, *bounds)
 
     def of_session(self, session: EngineSession) -> ServeAtOnce:
         """What serves the frames of a session's connection, of the newest version."""

@@ -23,7 +23,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.connections.connection import Connection
-from kvpool.server.connections.lease_frames import LeaseFrames
+from kvpool.server.connections.lease_frames import ANSWER_BYTES_MAX, LeaseFrames
 from kvpool.server.connections.turns import TURN_NS, Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS, engine_handlers
@@ -218,6 +218,21 @@ def test_a_flood_is_served_for_as_long_as_its_turn_lasts() -> None:
         found = setting.serve(one * 1000, 0)
         assert found is not None
         assert found[0] < len(one) * 1000
+
+    in_pool(LAYOUTS["plain"], check)
+
+
+def test_a_peer_that_does_not_read_gets_no_more_answers_than_fit_its_buffer() -> None:
+    def check(setting: Setting) -> None:
+        one = m.encode(m.Acquire(setting.leaves, HIT), 1)
+        found = setting.serve(one * 2000, PLENTY_NS)
+        assert found is not None
+        consumed, answers = found
+        assert ANSWER_BYTES_MAX <= len(answers) < ANSWER_BYTES_MAX + 1000
+        assert consumed // len(one) == len(decoded(answers)) < 2000
+        setting.pool.drop_connection(setting.session.connection)
+        while setting.pool._readers.has_backlog:
+            setting.pool._readers.expire(0)
 
     in_pool(LAYOUTS["plain"], check)
 
