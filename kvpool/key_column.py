@@ -31,12 +31,6 @@ def keys_in(packed: bytes) -> int:
     return len(packed) // KEY_BYTES
 
 
-def whole_keys(packed: bytes) -> int:
-    """Keys of bytes that may be a column; 0 where they are none."""
-    count, rest = divmod(len(packed), KEY_BYTES)
-    return 0 if rest else count
-
-
 class KeyColumn(Sequence[bytes]):
     """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
 

@@ -29,6 +29,7 @@ TICKETS_MAX = 65536
 # itself: where each chunk is a hold of its own, as of windows and states, 0.9 and 3.5 GiB.
 HELD_CHUNKS_MAX = 4 << 20
 TICKET_CHUNKS_MAX = 16 << 20
+NUMBER_MAX = (1 << 64) - 1
 # Chunks released in one call: about a quarter of a millisecond. A lease or ticket itself costs as much as some chunks.
 ENDED_AT_ONCE = 4096
 ENDED_COST = 64
@@ -118,8 +119,8 @@ class Leases:
         return lease
 
     def find(self, lease_id: int, owner: ConnectionId) -> Lease | None:
-        """The lease, if it lives and belongs to `owner`."""
-        return self.table.find(lease_id, owner)
+        """The lease, if it lives and belongs to `owner`. Any number may be asked for."""
+        return self.table.find(lease_id, owner) if 0 < lease_id <= NUMBER_MAX else None
 
     def renew(self, lease_id: int, owner: ConnectionId, now_ns: int) -> bool:
         """Count the lease as used now. False if it has ended or is another's."""

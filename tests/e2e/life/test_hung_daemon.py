@@ -172,10 +172,12 @@ def test_a_thread_whose_turn_never_comes_has_a_miss_and_the_others_go_on(daemon:
         epoch, session = pool.epoch, pool._link.session
         assert session is not None
         with session._turn:
+            session._under_way, session._thread = "Acquire", threading.get_ident()  # of another thread's request
             begun_s = time.monotonic()
             assert chunks_leased(pool, hit) == 0
             assert pool.retain(keys, [kv.TokenRange(0)]).absent == CHAIN
             assert time.monotonic() - begun_s < 2 * LATEST_S
+            session._under_way = ""
         assert pool.connected
         assert chunks_leased(pool, hit) == CHAIN
         assert (pool.epoch, pool.stats()["reconnects"]) == (epoch, 0)

@@ -24,6 +24,8 @@ def test_a_lease_belongs_to_its_owner_alone() -> None:
     assert found is not None
     assert (found.id, found.holds) == (lease.id, {0: [7]})
     assert leases.find(lease.id, BOB) is None
+    for number in (0, -1, lease.id + 1, 2**64, -(2**70)):
+        assert leases.find(number, ANN) is None
     assert not leases.renew(lease.id, BOB, now_ns=1)
     assert leases.table.end_lease(lease.id, BOB) == []
     assert (len(leases), leases.count_of(ANN), leases.count_of(BOB)) == (1, 1, 0)
