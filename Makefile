@@ -283,7 +283,7 @@ test-sglang: setup
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
-FUZZ_TARGETS := key_hash index_view remote_view copy_plan directory tiers ssd_header pulled_stream
+FUZZ_TARGETS := key_hash index_view remote_view copy_plan directory tiers ssd_header pulled_stream lease_frames
 CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
 FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 

@@ -1,0 +1,163 @@
+// Frames about leases with arbitrary content, and good ones with a number or a byte changed: whatever is served leaves every hold with a
+// lease of its connection, consumes whole frames, and answers each Acquire and Renew once.
+#include <algorithm>
+#include <memory>
+
+#include "directory/directory.h"
+#include "fuzz_input.h"
+#include "leases/lease_frames.h"
+
+using namespace kvpool;
+using kvpool::fuzzing::Input;
+
+namespace {
+
+constexpr uint8_t EPOCH[16] = {9};
+constexpr uint64_t CHUNK = PAGE_BYTES;
+constexpr size_t CHAIN = 8, ALONE = 4, LEASES_MAX = 6;
+constexpr LeaseKinds KINDS{10, 11, 62, 13, 4};
+constexpr uint64_t TTL_NS = 1000;
+
+void append(std::vector<uint8_t>& out, const std::vector<uint8_t>& more) { out.insert(out.end(), more.begin(), more.end()); }
+
+std::vector<uint8_t> key_of(uint8_t number) {
+  std::vector<uint8_t> key(KEY_BYTES, number);
+  return key;
+}
+
+std::vector<uint8_t> keys_of(uint8_t first, size_t count) {
+  std::vector<uint8_t> keys;
+  for (size_t index = 0; index < count; ++index) {
+    append(keys, key_of(static_cast<uint8_t>(first + index)));
+  }
+  return keys;
+}
+
+uint64_t standing_clock() { return 0; }
+
+// A pool with a chain and some chunks without a parent, and a session whose layout has a full group and a window.
+struct Setting {
+  Setting()
+      : geometry(*DirectoryGeometry::plan(64 * CHUNK, 64 * CHUNK, 64, 0, nullptr)),
+        arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
+        index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
+        directory(arena, index, geometry, EPOCH, Tier::DRAM, PolicyKind::LRU),
+        size_class(*directory.add_class(CHUNK, 1)) {
+    directory.mark_segment_ready(0);
+    reader.connection = 7;
+    reader.holder = HolderId(7);
+    reader.ranks = {0};
+    reader.has_groups = true;
+    reader.groups = {{true, UINT64_MAX, {directory.add_namespace()}, {CHUNK}}, {false, ALONE, {directory.add_namespace()}, {CHUNK}}};
+    store(reader.groups[0].namespaces[0], keys_of(1, CHAIN));
+    for (uint8_t number = 0; number < ALONE; ++number) {
+      store(reader.groups[1].namespaces[0], key_of(static_cast<uint8_t>(101 + number)));
+    }
+  }
+
+  void store(NamespaceId owner, const std::vector<uint8_t>& keys) {
+    const size_t count = keys.size() / KEY_BYTES;
+    const std::vector<uint32_t> sums(count, 1);
+    const Reservation made = directory.reserve(owner, size_class, std::nullopt, keys.data(), count, 1);
+    static_cast<void>(directory.commit(made.id, 0, count, sums.data()));
+    directory.end_reservation(made.id, 1);
+  }
+
+  DirectoryGeometry geometry;
+  std::shared_ptr<Mapping> arena;
+  std::shared_ptr<Mapping> index;
+  Directory directory;
+  ClassId size_class;
+  Reader reader;
+  LeaseTable leases{TTL_NS};
+  EndingHolds ending{directory, 64, 4};
+  LeaseDesk desk{directory, leases, ending, nullptr, {LEASES_MAX, 1000, 100, 20}};
+  VerbTimes times{{10, 62, 13}, {1000}};
+  LeaseFrames frames{desk, times, KINDS, {4096, 64, 2000}, standing_clock};
+};
+
+std::vector<uint8_t> bin(const std::vector<uint8_t>& bytes) {
+  std::vector<uint8_t> packed{0xc5, static_cast<uint8_t>(bytes.size() >> 8), static_cast<uint8_t>(bytes.size())};
+  append(packed, bytes);
+  return packed;
+}
+
+// A frame that is right but for what the input says.
+std::vector<uint8_t> frame_of(Input& input) {
+  std::vector<uint8_t> body;
+  const auto choice = input.up_to(3);
+  if (choice == 0) {
+    append(body, {0x95, 10, 5});
+    auto keys = keys_of(1, input.up_to(1) == 0 ? 1 : CHAIN);
+    if (keys.size() == KEY_BYTES) {
+      keys = key_of(CHAIN);
+    }
+    append(keys, keys_of(101, input.up_to(7) == 0 ? input.up_to(6) : ALONE));
+    append(body, bin(keys));
+    append(body, {static_cast<uint8_t>(input.up_to(7) == 0 ? input.up_to(127) : CHAIN), 0xa0});
+  } else if (choice == 3) {
+    body = input.bytes(input.up_to(60));
+  } else {
+    append(body, {0x93, static_cast<uint8_t>(choice == 1 ? 62 : 13), 6});
+    std::vector<uint8_t> numbers(8 * input.up_to(4));
+    for (size_t at = 0; at < numbers.size(); at += 8) {
+      numbers[at] = static_cast<uint8_t>(1 + input.up_to(12));
+    }
+    append(body, bin(numbers));
+  }
+  if (!body.empty() && input.up_to(3) == 0) {
+    body[input.up_to(body.size() - 1)] = input.number<uint8_t>();
+  }
+  std::vector<uint8_t> frame{static_cast<uint8_t>(body.size()), static_cast<uint8_t>(body.size() >> 8), 0, 0};
+  append(frame, body);
+  if (input.up_to(15) == 0) {
+    frame[input.up_to(3)] = input.number<uint8_t>();
+  }
+  return frame;
+}
+
+// How many whole frames these are. REQUIRES: nothing else.
+size_t count_frames(const std::vector<uint8_t>& bytes, size_t end) {
+  size_t count = 0;
+  for (size_t at = 0; at < end; ++count) {
+    FUZZ_EXPECT(at + sizeof(uint32_t) <= end);
+    uint32_t length = 0;
+    std::memcpy(&length, bytes.data() + at, sizeof(length));
+    at += sizeof(length) + length;
+    FUZZ_EXPECT(at <= end);
+  }
+  return count;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  Setting setting;
+  uint64_t now_ns = 1;
+  while (!input.is_empty()) {
+    std::vector<uint8_t> arrived;
+    for (uint64_t count = 1 + input.up_to(3); count > 0; --count) {
+      append(arrived, frame_of(input));
+    }
+    now_ns += input.up_to(200);
+    const auto served = setting.frames.serve(setting.reader, arrived, now_ns, 1);
+    FUZZ_EXPECT(served.consumed <= arrived.size());
+    const size_t requests = count_frames(arrived, served.consumed);
+    FUZZ_EXPECT(count_frames(served.answers, served.answers.size()) <= requests);
+    int64_t left = 1000;
+    const auto expired = setting.leases.expire(now_ns, left, 1);
+    while (setting.ending.release_holds({}, now_ns)) {
+    }
+    setting.ending.release_holds(expired, now_ns);
+    size_t holds = setting.ending.size();
+    for (const Lease* const lease : setting.leases.all()) {
+      FUZZ_EXPECT(lease->owner == 7 && lease->chunks > 0 && lease->holds.size() == 2);
+      holds += lease->holds.size();
+    }
+    FUZZ_EXPECT(setting.leases.size() <= LEASES_MAX && setting.leases.verify().empty());
+    FUZZ_EXPECT(setting.directory.stats().holds == holds);
+  }
+  FUZZ_EXPECT(setting.directory.verify().empty());
+  return 0;
+}
