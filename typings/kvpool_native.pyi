@@ -1757,34 +1757,50 @@ class EndingHolds:
 
     def __len__(self) -> int: ...
 
+class ReaderGroup:
+    """
+    A group's chunks as a session reads them: whether they are chains, how many a hit needs at most.
+    """
+
+    def __init__(self, is_chain: bool, chunks_max: int, namespaces: Sequence[int], chunk_bytes: Sequence[int]) -> None:
+        """Namespace and bytes of a chunk on each rank."""
+
 class Reader:
     """
     A session as the lease desk knows it: whose leases they are, and where its chunks are.
     """
 
-    def __init__(self, connection: int, holder: int, least_ttl_ns: int, ranks: Sequence[int], is_scheduler: bool, has_groups: bool, groups: Sequence[tuple[bool, int, Sequence[int], Sequence[int]]]) -> None:
-        """
-        `groups`: of each whether its chunks are chains, how many of them a hit needs at most, and the namespace and the bytes of a
-        chunk on each rank.
-        """
+    def __init__(self, connection: int, holder: int, least_ttl_ns: int, ranks: Sequence[int], is_scheduler: bool, has_groups: bool, groups: Sequence[ReaderGroup]) -> None:
+        """`groups`: one, where the layout has none."""
+
+class HeldHit:
+    """Holds on all that a hit needs."""
+
+    @property
+    def chunks(self) -> int: ...
+
+    @property
+    def rows(self) -> int:
+        """Chunks of the holds of one rank together."""
+
+    @property
+    def holds(self) -> list[int]:
+        """Those of one rank after those of another."""
 
 class LeaseDesk:
     """Leases of hits that are in DRAM as a whole. Control thread only."""
 
     def __init__(self, directory: Directory, leases: LeaseTable, ending: EndingHolds, reuse: ReuseDistances | None, leases_max: int, held_max: int, rows_max: int, named_max: int) -> None: ...
 
-    def hold_hit(self, reader: Reader, keys: bytes, chunks: int, holder: int, now_ns: int) -> tuple[int, int, list[int]] | None:
-        """
-        The hit's chunks, the rows of a rank, and its holds, those of one rank after those of another. None where it is not all in
-        DRAM, or not allowed.
-        """
+    def hold_hit(self, reader: Reader, keys: bytes, chunks: int, holder: int, now_ns: int) -> HeldHit | None:
+        """None where it is not all in DRAM, or not allowed."""
 
     def lease_hit(self, reader: Reader, keys: bytes, chunks: int, now_ns: int) -> Lease | None:
         """The same, as a lease."""
 
-    def columns_of(self, reader: Reader, lease: Lease) -> tuple[bytes, bytes, bytes, bytes]:
+    def columns_of(self, reader: Reader, lease: Lease) -> HoldColumns:
         """
-        Offsets, generations, levels and slots of the chunks of a lease that lives.
+        Where the chunks of a lease that lives lie; a scheduler's has levels alone.
         """
 
     def release_leases(self, reader: Reader, leases: Sequence[int], now_ns: int) -> bool:
@@ -1801,16 +1817,30 @@ class VerbTimes:
     def row(self, kind: int) -> tuple[list[int], int]:
         """Counts by bucket, and the sum of all times."""
 
+class ServedFrames:
+    """What came of frames that were served."""
+
+    @property
+    def consumed(self) -> int:
+        """How many of the bytes that arrived they are."""
+
+    @property
+    def answers(self) -> bytes:
+        """Whole frames."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """Holds are left to be released."""
+
 class LeaseFrames:
     """Serves frames about leases as they arrive. Control thread only."""
 
-    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: tuple[int, int, int, int, int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
+    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: Sequence[int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
         """`kinds`: of Acquire, Leased, DropLeases, Renew and Done."""
 
-    def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> tuple[int, bytes, bool] | None:
+    def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> ServedFrames | None:
         """
-        Serves the leading frames that are about leases, for so long: how many bytes they are, the answers, and whether holds are
-        left to be released. None where the first frame is not for here.
+        Serves the leading frames that are about leases, for so long. None where the first frame is not for here.
         """
 
 class PublishedBlocks:

@@ -26,7 +26,7 @@ from kvpool.index.deadline_order import DeadlineOrder
 
 TICKETS_MAX = 65536
 # A hold costs 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs. It costs some 220 for
-# itself: where each chunk is a hold of its own, as of windows and states, 0.9 and 3.5 GiB.
+# itself, and a lease as much again: those of a connection are bounded by their number.
 HELD_CHUNKS_MAX = 4 << 20
 TICKET_CHUNKS_MAX = 16 << 20
 NUMBER_MAX = (1 << 64) - 1

@@ -55,7 +55,7 @@ class EngineSession:
             list(self.layout.ranks),
             is_scheduler=self.layout.rank is None,
             has_groups=bool(self.groups),
-            groups=[part.row for part in self.parts],
+            groups=[part.group_reader for part in self.parts],
         )
         object.__setattr__(self, "reader", reader)
 
@@ -85,11 +85,11 @@ class EngineSession:
         return self.groups or (self,)
 
     @property
-    def row(self) -> tuple[bool, int, list[int], list[int]]:
-        """The session's chunks as one group of a reader: see `kvpool_native.Reader`."""
+    def group_reader(self) -> kvpool_native.ReaderGroup:
+        """The session's chunks as one group of a reader."""
         layout, role = self.layout, self.layout.group
         chunks_max = UNBOUNDED if role is None else role.chunks_of(UNBOUNDED, layout.chunk_tokens)
-        return layout.is_chained, chunks_max, self.namespace_ids, self.chunk_sizes
+        return kvpool_native.ReaderGroup(layout.is_chained, chunks_max, self.namespace_ids, self.chunk_sizes)
 
     @property
     def is_peer(self) -> bool:

@@ -14,13 +14,6 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-struct HoldColumns {
-  nb::bytes offsets;
-  nb::bytes generations;
-  nb::bytes levels;
-  nb::bytes slots;
-};
-
 // The packed keys from `first` on.
 const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
   const uint8_t* const packed = packed_keys(keys);
@@ -84,10 +77,6 @@ bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t c
     throw nb::value_error("checksums must be 4 bytes for each extent of each chunk");
   }
   return directory.land_saved(reservation, first, count, first_extent, unpacked<uint32_t>(checksums));
-}
-
-HoldColumns packed_columns(const Columns& columns) {
-  return {pack(columns.offsets), pack(columns.generations), pack(columns.levels), pack(columns.slots)};
 }
 
 void bind_held(nb::module_& module) {

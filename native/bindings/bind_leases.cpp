@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <tuple>
@@ -44,25 +45,24 @@ nb::typed<nb::dict, int, std::vector<HoldId>> holds_of(const Lease& lease) {
 
 std::optional<Lease> copy_of(const Lease* lease) { return lease == nullptr ? std::nullopt : std::optional(*lease); }
 
-using GroupRow = std::tuple<bool, uint64_t, std::vector<uint32_t>, std::vector<uint64_t>>;
+ReaderGroup* make_group(bool is_chain, uint64_t chunks_max, const std::vector<uint32_t>& namespaces, std::vector<uint64_t> chunk_bytes) {
+  if (namespaces.empty() || namespaces.size() != chunk_bytes.size() || chunks_max == 0) {
+    throw nb::value_error("a group must have a namespace and a size of chunks for each rank, and chunks");
+  }
+  ReaderGroup group{is_chain, chunks_max, {}, std::move(chunk_bytes)};
+  for (const uint32_t owner : namespaces) {
+    group.namespaces.emplace_back(owner);
+  }
+  return new ReaderGroup(std::move(group));
+}
 
 Reader* make_reader(uint32_t connection, uint32_t holder, uint64_t least_ttl_ns, const std::vector<uint32_t>& ranks, bool is_scheduler,
-                    bool has_groups, const std::vector<GroupRow>& groups) {
-  Reader reader{connection, HolderId(holder), least_ttl_ns, ranks, is_scheduler, has_groups, {}};
-  if (ranks.empty() || groups.empty()) {
-    throw nb::value_error("a reader must have ranks and groups");
+                    bool has_groups, const std::vector<ReaderGroup>& groups) {
+  const auto fits = [&](const ReaderGroup& group) { return group.namespaces.size() == ranks.size(); };
+  if (ranks.empty() || groups.empty() || !std::all_of(groups.begin(), groups.end(), fits)) {
+    throw nb::value_error("a reader must have ranks, and groups with a namespace for each of them");
   }
-  for (const auto& [is_chain, chunks_max, namespaces, chunk_bytes] : groups) {
-    if (namespaces.size() != ranks.size() || chunk_bytes.size() != ranks.size() || chunks_max == 0) {
-      throw nb::value_error("a group must have a namespace and a size of chunks for each rank");
-    }
-    ReaderGroup group{is_chain, chunks_max, {}, chunk_bytes};
-    for (const uint32_t owner : namespaces) {
-      group.namespaces.emplace_back(owner);
-    }
-    reader.groups.push_back(std::move(group));
-  }
-  return new Reader(std::move(reader));
+  return new Reader{connection, HolderId(holder), least_ttl_ns, ranks, is_scheduler, has_groups, groups};
 }
 
 uint64_t grant(LeaseTable& self, uint32_t owner, uint64_t chunks, uint64_t rows, const std::vector<uint32_t>& ranks,
@@ -124,10 +124,15 @@ void bind_table(nb::module_& module) {
 }
 
 void bind_desk(nb::module_& module) {
+  nb::class_<ReaderGroup>(module, "ReaderGroup", "A group's chunks as a session reads them: whether they are chains, how many a hit needs at most.")
+      .def(nb::new_(&make_group), "is_chain"_a, "chunks_max"_a, "namespaces"_a, "chunk_bytes"_a, "Namespace and bytes of a chunk on each rank.");
   nb::class_<Reader>(module, "Reader", "A session as the lease desk knows it: whose leases they are, and where its chunks are.")
       .def(nb::new_(&make_reader), "connection"_a, "holder"_a, "least_ttl_ns"_a, "ranks"_a, "is_scheduler"_a, "has_groups"_a, "groups"_a,
-           "`groups`: of each whether its chunks are chains, how many of them a hit needs at most, and the namespace and the bytes of a\n"
-           "chunk on each rank.");
+           "`groups`: one, where the layout has none.");
+  nb::class_<HeldHit>(module, "HeldHit", "Holds on all that a hit needs.")
+      .def_ro("chunks", &HeldHit::chunks)
+      .def_ro("rows", &HeldHit::rows, "Chunks of the holds of one rank together.")
+      .def_ro("holds", &HeldHit::holds, "Those of one rank after those of another.");
   nb::class_<LeaseDesk>(module, "LeaseDesk", "Leases of hits that are in DRAM as a whole. Control thread only.")
       .def(nb::new_([](Directory& directory, LeaseTable& leases, EndingHolds& ending, ReuseDistances* reuse, uint64_t leases_max,
                        uint64_t held_max, uint64_t rows_max, uint64_t named_max) {
@@ -137,14 +142,11 @@ void bind_desk(nb::module_& module) {
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def(
           "hold_hit",
-          [](LeaseDesk& self, const Reader& reader, const nb::bytes& keys, uint64_t chunks, uint32_t holder,
-             uint64_t now_ns) -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<HoldId>>> {
-            auto hit = self.hold_hit(reader, bytes_of(keys), chunks, HolderId(holder), now_ns);
-            return hit ? std::optional(std::tuple(hit->chunks, hit->rows, std::move(hit->holds))) : std::nullopt;
+          [](LeaseDesk& self, const Reader& reader, const nb::bytes& keys, uint64_t chunks, uint32_t holder, uint64_t now_ns) {
+            return self.hold_hit(reader, bytes_of(keys), chunks, HolderId(holder), now_ns);
           },
           "reader"_a, "keys"_a, "chunks"_a, "holder"_a, "now_ns"_a,
-          "The hit's chunks, the rows of a rank, and its holds, those of one rank after those of another. None where it is not all in\n"
-          "DRAM, or not allowed.")
+          "None where it is not all in DRAM, or not allowed.")
       .def(
           "lease_hit",
           [](LeaseDesk& self, const Reader& reader, const nb::bytes& keys, uint64_t chunks, uint64_t now_ns) {
@@ -154,10 +156,9 @@ void bind_desk(nb::module_& module) {
       .def(
           "columns_of",
           [](const LeaseDesk& self, const Reader& reader, const Lease& lease) {
-            const Columns columns = self.columns_of(reader, lease);
-            return std::tuple(pack(columns.offsets), pack(columns.generations), pack(columns.levels), pack(columns.slots));
+            return packed_columns(self.columns_of(reader, lease));
           },
-          "reader"_a, "lease"_a, "Offsets, generations, levels and slots of the chunks of a lease that lives.")
+          "reader"_a, "lease"_a, "Where the chunks of a lease that lives lie; a scheduler's has levels alone.")
       .def(
           "release_leases",
           [](LeaseDesk& self, const Reader& reader, const std::vector<uint64_t>& leases, uint64_t now_ns) {
@@ -166,12 +167,26 @@ void bind_desk(nb::module_& module) {
           "reader"_a, "leases"_a, "now_ns"_a, "Ends leases of a reader; whether some of their holds are left.");
 }
 
-nb::object serve(LeaseFrames& self, const Reader& reader, const nb::bytes& arrived, uint64_t now_ns, uint64_t left_ns) {
+// What came of frames that were served.
+struct ServedFrames {
+  size_t consumed;
+  nb::bytes answers;
+  bool has_backlog;
+};
+
+std::optional<ServedFrames> serve(LeaseFrames& self, const Reader& reader, const nb::bytes& arrived, uint64_t now_ns, uint64_t left_ns) {
   const LeaseFrames::Served served = self.serve(reader, bytes_of(arrived), now_ns, left_ns);
   if (served.consumed == 0) {
-    return nb::none();
+    return std::nullopt;
   }
-  return nb::make_tuple(served.consumed, nb::bytes(served.answers.data(), served.answers.size()), served.has_backlog);
+  return ServedFrames{served.consumed, nb::bytes(served.answers.data(), served.answers.size()), served.has_backlog};
+}
+
+LeaseKinds kinds_of(const std::vector<uint32_t>& kinds) {
+  if (kinds.size() != 5) {
+    throw nb::value_error("kinds must be those of Acquire, Leased, DropLeases, Renew and Done");
+  }
+  return {kinds[0], kinds[1], kinds[2], kinds[3], kinds[4]};
 }
 
 void bind_frames(nb::module_& module) {
@@ -188,18 +203,19 @@ void bind_frames(nb::module_& module) {
             return std::pair(row->counts, row->sum_ns);
           },
           "kind"_a, "Counts by bucket, and the sum of all times.");
+  nb::class_<ServedFrames>(module, "ServedFrames", "What came of frames that were served.")
+      .def_ro("consumed", &ServedFrames::consumed, "How many of the bytes that arrived they are.")
+      .def_ro("answers", &ServedFrames::answers, "Whole frames.")
+      .def_ro("has_backlog", &ServedFrames::has_backlog, "Holds are left to be released.");
   nb::class_<LeaseFrames>(module, "LeaseFrames", "Serves frames about leases as they arrive. Control thread only.")
-      .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, const std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>& kinds,
+      .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, const std::vector<uint32_t>& kinds,
                        size_t frame_bytes_max, size_t numbers_max, size_t answer_bytes_max) {
-             const auto [acquire, leased, drop_leases, renew, done] = kinds;
-             return new LeaseFrames(desk, times, {acquire, leased, drop_leases, renew, done}, {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
+             return new LeaseFrames(desk, times, kinds_of(kinds), {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
            }),
            "desk"_a, "times"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            "`kinds`: of Acquire, Leased, DropLeases, Renew and Done.")
       .def("serve", &serve, "reader"_a, "arrived"_a, "now_ns"_a, "left_ns"_a,
-           nb::sig("def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> tuple[int, bytes, bool] | None"),
-           "Serves the leading frames that are about leases, for so long: how many bytes they are, the answers, and whether holds are\n"
-           "left to be released. None where the first frame is not for here.");
+           "Serves the leading frames that are about leases, for so long. None where the first frame is not for here.");
 }
 
 }  // namespace

@@ -57,6 +57,18 @@ struct Reserved {
   return {answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations), pack(answer.slots)};
 }
 
+// A row for each chunk of holds, by column.
+struct HoldColumns {
+  nanobind::bytes offsets;
+  nanobind::bytes generations;
+  nanobind::bytes levels;
+  nanobind::bytes slots;
+};
+
+[[nodiscard]] inline HoldColumns packed_columns(const Columns& columns) {
+  return {pack(columns.offsets), pack(columns.generations), pack(columns.levels), pack(columns.slots)};
+}
+
 [[nodiscard]] inline const uint8_t* packed_keys(const nanobind::bytes& keys) {
   if (keys.size() % KEY_BYTES != 0) {
     throw nanobind::value_error("keys must be a multiple of 32 bytes");

@@ -169,11 +169,10 @@ class Readers:
         found = self.desk.hold_hit(session.reader, request.keys, request.chunks, holder, now_ns)
         if found is None:
             return None
-        chunks, rows, holds = found
-        ranks = session.layout.ranks
+        holds, ranks = found.holds, session.layout.ranks
         of_rank = len(holds) // len(ranks)
         by_rank = {rank: holds[place * of_rank : (place + 1) * of_rank] for place, rank in enumerate(ranks)}
-        return Taken(chunks, cast("HoldsByRank", by_rank), rows)
+        return Taken(found.chunks, cast("HoldsByRank", by_rank), found.rows)
 
     def lease_at_once(self, session: EngineSession, request: AnyHit, now_ns: int) -> tuple[Lease, Leased] | None:
         """The same, as a lease; None too where the connection has all the leases that it may."""
@@ -183,7 +182,8 @@ class Readers:
         if lease is None:
             return None
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
-        return lease, Leased(lease.id, lease.chunks, *self.desk.columns_of(session.reader, lease))
+        rows = self.desk.columns_of(session.reader, lease)
+        return lease, Leased(lease.id, lease.chunks, rows.offsets, rows.generations, rows.levels, rows.slots)
 
     def take_holds(self, session: EngineSession, task: HoldTask) -> Taken:
         """What has been taken, for `grant` or `promise`, which is to follow at once."""

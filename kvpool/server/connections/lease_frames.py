@@ -42,10 +42,9 @@ class LeaseFrames:
             served = serve_frames(reader, arrived, clock.now_ns(), left_ns)
             if served is None:
                 return None
-            consumed, answers, has_backlog = served
             chains.expiry.schedule()
-            if has_backlog:
+            if served.has_backlog:
                 chains.readers.ending.call_again()
-            return consumed, answers
+            return served.consumed, served.answers
 
         return serve

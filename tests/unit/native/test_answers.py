@@ -13,7 +13,7 @@ ANSWERS = (
     "ChunkOutcome",
     "FlushResult",
     "Held",
-    "HeldRanks",
+    "HeldHit",
     "HoldColumns",
     "HolderUse",
     "MoveEnd",
@@ -22,6 +22,7 @@ ANSWERS = (
     "PinnedRecords",
     "Reserved",
     "RowLayout",
+    "ServedFrames",
     "SlotHeader",
     "StoredRecord",
 )
