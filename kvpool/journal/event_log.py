@@ -93,13 +93,13 @@ class EventSlice:
 class EventLog:
     """The latest events, by id.
 
-    Invariant: `_events` holds exactly the ids `oldest` up to `next_id`, and `_bytes` is what they take, at most
-    `bytes_max` unless there is a single one.
+    Invariant: `_events` holds exactly the ids `oldest` up to `next_id`, each with what it takes, and `_bytes` is their sum, at
+    most `bytes_max` unless there is a single one.
     """
 
     def __init__(self, bytes_max: int, capacities: Sequence[int]) -> None:
         self._bytes_max = bytes_max
-        self._events: dict[int, Event] = {}
+        self._events: dict[int, tuple[Event, int]] = {}
         self.oldest = 0
         self._bytes = 0
         self.next_id = 0
@@ -123,11 +123,12 @@ class EventLog:
     def append(self, event: Event) -> None:
         """Append the next event; the oldest ones are dropped to make room."""
         assert event.id == self.next_id
-        self._events[self.next_id] = event
+        size = _size_of(event)
+        self._events[self.next_id] = event, size
         self.next_id += 1
-        self._bytes += _size_of(event)
+        self._bytes += size
         while self._bytes > self._bytes_max and len(self._events) > 1:
-            self._bytes -= _size_of(self._events.pop(self.oldest))
+            self._bytes -= self._events.pop(self.oldest)[1]
             self.oldest += 1
             self.dropped_events += 1
 
@@ -147,8 +148,8 @@ class EventLog:
         chosen: list[Event] = []
         size, at = 0, last + 1
         while at < self.next_id:
-            event = self._events[at]
-            size += _size_of(event)
+            event, event_bytes = self._events[at]
+            size += event_bytes
             if chosen and size > bytes_max:
                 break
             chosen.append(event)
@@ -160,7 +161,7 @@ class EventLog:
         problems = []
         if list(self._events) != list(range(self.oldest, self.next_id)):
             problems.append(f"events: the log does not hold exactly {self.oldest} to {self.next_id}")
-        if self._bytes != sum(_size_of(event) for event in self._events.values()):
+        if self._bytes != sum(_size_of(event) for event, _ in self._events.values()):
             problems.append("events: the log miscounts its bytes")
         if self._bytes > self._bytes_max and len(self._events) > 1:
             problems.append(f"events: the log takes {self._bytes} bytes, {self._bytes_max} are allowed")

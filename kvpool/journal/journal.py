@@ -91,6 +91,7 @@ class Journal:
         for directory, _ in tiers.values():
             directory.report_to(self._feed)
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
+        self._woken_for = self._log.next_id  # the id of the next event when readers were woken last
         self._history = ChunkHistory(config.history_chunks)
         self._engines = EngineLevel(EngineChunks(user_quota), self._row_of)
         self._corrupt = CorruptChunks()
@@ -138,7 +139,6 @@ class Journal:
 
     def take_changes(self) -> None:
         """Record the waiting changes, CHANGES_PER_TURN at most."""
-        before = self._log.next_id
         has_gap, rows = self._feed.take(CHANGES_PER_TURN)
         if has_gap:
             self._log.open_gap()
@@ -148,7 +148,7 @@ class Journal:
                 self._write(run, now_ns)
         if not self._feed.waiting and self._engines.chunks.is_ending:
             self._append(self._engines.drop_some(CHANGES_PER_TURN))
-        if self._log.next_id != before:
+        if self._log.next_id != self._woken_for and not self._feed.waiting:  # a long save wakes its readers once
             self._wake()
 
     @property
@@ -327,6 +327,7 @@ class Journal:
         self._take_turn()
 
     def _wake(self) -> None:
+        self._woken_for = self._log.next_id
         waiting, self._waiting = self._waiting, set()
         for news in waiting:
             if not news.done():

@@ -221,7 +221,28 @@ void Directory::remove_idle(RecordId id) noexcept {
   standings_.requeue_childless(parent, last_access_ns);
 }
 
+// What the removal or the publication of a chunk looks at, but for its record.
+void Directory::prefetch_chunk(RecordId id) const noexcept {
+  const ChunkRecord& record = records_[id];
+  table_.prefetch(record.key);
+  table_.prefetch_words(record.page);
+  tokens_.prefetch(id);
+}
+
+// The next victims are mostly those that were used just after this one: they come into the cache while this one leaves.
+void Directory::prefetch_victims_behind(RecordId id) const noexcept {
+  const RecordId next = records_[id].newer;
+  if (next.valid()) {
+    prefetch_chunk(next);
+    policy_->prefetch(records_[next].key);
+    if (const RecordId behind = records_[next].newer; behind.valid()) {
+      records_.prefetch_whole(behind);
+    }
+  }
+}
+
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
+  prefetch_victims_behind(leaf);
   stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
   ++stats_.evictions[static_cast<size_t>(reason)];
   count_departure(records_[leaf]);

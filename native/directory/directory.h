@@ -264,6 +264,7 @@ class Directory {
   void make_busy(RecordId id) noexcept { make_busy(std::span(&id, 1)); }
   void make_busy(std::span<const RecordId> chain) noexcept;
   void hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
+  void prefetch_chunk(RecordId id) const noexcept, prefetch_victims_behind(RecordId id) const noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
   void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
   void vacate(RecordId id) noexcept, give_slot_back(RecordId id) noexcept, end_writer(RecordId id) noexcept;
@@ -288,11 +289,11 @@ class Directory {
   [[nodiscard]] std::vector<RecordId> whole_run(const HitRun& run) const;
   void note_reuse_of(const HitRun& run, const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   // directory_reserve.cpp, directory_writing.cpp
-  [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+  [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key, const TableLook& look,
                                 WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,
                                 RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
-  [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
+  [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool has_place, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept, abort_writing(RecordId id) noexcept;
   // Chunks of lower tiers and copies are committed in their order: what is dropped meanwhile has been dropped in its source.
   [[nodiscard]] bool has_clients() const noexcept { return originals_ == nullptr && !is_lower(); }

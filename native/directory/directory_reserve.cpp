@@ -1,12 +1,19 @@
 // Reservations: which chunks of a chain are present, reserved or declined. See directory.h; commit and end are in
 // directory_writing.cpp, the victims for their room in room_planner.cpp.
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 #include "directory/directory.h"
 #include "hash/sampling.h"
 
 namespace kvpool {
+namespace {
+
+// Keys whose places are asked of the memory before they are looked at: to decide one takes about as long as some misses of the cache.
+constexpr size_t KEYS_AHEAD = 8;
+
+}  // namespace
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder, ReserveBounds bounds) {
@@ -91,6 +98,19 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
   WindowSearch search;
   auto rest = SaveState::NO_PARENT;
   bool is_open = true;
+  const auto key_at = [&](size_t index) { return ChunkKey::from_bytes(keys + index * KEY_BYTES); };
+  // The places of the next keys come into the cache while the ones before are decided.
+  std::array<uint64_t, KEYS_AHEAD> homes;
+  const auto prefetch = [&](size_t index) {
+    if (index < wanted) {
+      const ChunkKey key = key_at(index);
+      homes[index % KEYS_AHEAD] = table_.prefetch(key);
+      policy_->prefetch(key);
+    }
+  };
+  for (size_t index = 0; index < KEYS_AHEAD; ++index) {
+    prefetch(index);
+  }
   while (is_open && answer.states.size() < wanted) {
     const RecordId above = state.records.empty() ? RecordId() : state.records.back();
     if (above.valid() && records_[above].depth + 1 >= max_chain_) {
@@ -99,17 +119,20 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
       break;
     }
     RecordId record;
-    const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
+    const size_t at = answer.states.size();
+    const ChunkKey key = key_at(at);
+    const TableLook look = table_.look_from(homes[at % KEYS_AHEAD], key);
+    prefetch(at + KEYS_AHEAD);
     const bool is_following = above.valid() && records_[above].state == ChunkState::WRITING &&
                               (records_[above].is_following || state.written.empty() || state.written.back() + 1 != state.records.size());
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
-    if (is_following && waiting_.is_full() && !find_record(key).valid()) {
+    if (is_following && waiting_.is_full() && !(look.entry && look.entry->record.valid())) {
       is_open = false;  // as if nothing could follow
       break;
     }
-    const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
+    const PromotionSource* source = sources.empty() ? nullptr : &sources[at];
     const bool may_pass = !bounds.is_run || state.written.empty();
-    SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, may_pass, record);
+    SaveState result = place(state.owner, state.size_class, above, key, look, search, source, may_reserve, may_pass, record);
     if (result == SaveState::NOT_READY && bounds.may_wait) {
       break;
     }
@@ -184,10 +207,10 @@ SaveState Directory::present_state(NamespaceId owner, ClassId size_class, Record
 }
 
 // Decides one chunk; `record` is set where it is PRESENT or RESERVED, or PENDING and `may_pass`, and is then held once more.
-SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key, const TableLook& look,
                            WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,
                            RecordId& record) noexcept {
-  const auto entry = table_.find(key);
+  const auto& entry = look.entry;
   if (entry && entry->record.valid()) {
     const SaveState state = present_state(owner, size_class, parent, *entry);
     const bool is_coming = state == SaveState::PENDING && source == nullptr && may_pass && may_follow(records_[entry->record]);
@@ -210,7 +233,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if (!may_reserve) {
     return SaveState::QUOTA;
   }
-  const SaveState state = find_room(size_class, key, entry.has_value(), search);
+  const SaveState state = find_room(size_class, key, look.has_place, search);
   if (state != SaveState::RESERVED) {
     return state;
   }
@@ -233,9 +256,9 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   return SaveState::RESERVED;
 }
 
-// Room for a key's entry in the table, where it is not `is_known` there, and for its bytes.
-SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept {
-  const bool is_crowded = !is_known && !table_.is_in_reach(key);
+// Room for a key's entry in the table, where it has no place there yet, and for its bytes.
+SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool has_place, WindowSearch& search) noexcept {
+  const bool is_crowded = !has_place;
   if (is_crowded) {
     if (const SaveState state = room_.plan_room(size_class, search, latest_ns_).state; state != SaveState::RESERVED) {
       return state;

@@ -44,15 +44,10 @@ std::optional<Tier> Directory::uppermost_below(const ChunkKey& key) const noexce
 // The key's entry names this record from now on; it is new, or a lower tier's.
 void Directory::enter(const ChunkKey& key, RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  const auto entry = table_.find(key);
+  const auto before = table_.enter(key, id, record.generation, record.page);
+  KVPOOL_CHECK(before.has_value());
   if (lower_bits_ != 0) {
-    const auto tiers = is_lower() ? tiers_->tiers_of(key) : entry ? entry->tiers : uint8_t{0};
-    record.is_below = (tiers & lower_bits_) != 0;
-  }
-  if (entry) {
-    table_.move(key, id, record.generation, record.page);
-  } else {
-    KVPOOL_CHECK(table_.insert(key, id, record.generation, record.page));
+    record.is_below = ((is_lower() ? tiers_->tiers_of(key) : *before) & lower_bits_) != 0;
   }
 }
 
@@ -102,9 +97,7 @@ std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record,
 
 // REQUIRES, in a lower tier: the shared table has the key's entry, or room for it.
 void Directory::become_ready(ChunkRecord& record) noexcept {
-  const auto entry = table_.find(record.key);
-  KVPOOL_CHECK(entry.has_value());
-  table_.set_tiers(record.key, static_cast<uint8_t>(entry->tiers | tier_bit(tier_)));
+  table_.add_tiers(record.key, tier_bit(tier_));
   record.state = ChunkState::READY;
   record.stored_tick = tick_of(latest_ns_);
   record.touches = std::max(record.touches, uint8_t{1});

@@ -10,6 +10,12 @@
 #include "directory/directory.h"
 
 namespace kvpool {
+namespace {
+
+// Records that are asked of the memory before they are published, and what they name half as long before.
+constexpr size_t RECORDS_AHEAD = 8;
+
+}  // namespace
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                        uint64_t now_ns, ScopedIds ids, CopySources sources) {
@@ -26,8 +32,15 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
   const size_t reserved = state.written.size();
   std::vector<RecordId> waiting;
   std::vector<uint32_t> sums;
-  for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
-    const RecordId id = state.records[state.written[first + index]];
+  const size_t end = first < reserved ? std::min(count, reserved - first) : 0;
+  const auto id_at = [&](size_t index) { return state.records[state.written[first + index]]; };
+  size_t stored = 0;
+  for (size_t index = 0; index < end; ++index) {
+    const RecordId id = id_at(index);
+    if (index + RECORDS_AHEAD < end) {
+      records_.prefetch_whole(id_at(index + RECORDS_AHEAD));
+      prefetch_chunk(id_at(index + RECORDS_AHEAD / 2));
+    }
     ChunkRecord& record = records_[id];
     if (record.state == ChunkState::ZOMBIE) {
       if (has_clients()) {
@@ -54,7 +67,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       tokens_.store(id, {ids.tokens.subspan(index * chunk_tokens, chunk_tokens), ids.scope});
       --state.writing;
       record.has_writer = false;
-      shares_.note_stored(state);
+      ++stored;
       if (has_parent) {
         publish(id, checksums + index * state.extents);
         publish_waiting(id, now_ns);
@@ -68,6 +81,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
     }
     answers[index] = static_cast<uint8_t>(record.is_waiting() ? SaveState::PART : SaveState::STORED);
   }
+  shares_.note_stored(state, stored);
   keep_waiting(waiting, sums, state.holder);
   return answers;
 }

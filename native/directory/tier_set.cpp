@@ -76,7 +76,7 @@ void TierSet::note(const Directory& tier, const ChunkKey& key, bool is_held) noe
   const auto entry = table.find(key);
   KVPOOL_CHECK(entry ? ((entry->tiers & bit) != 0) != is_held : is_held);
   if (!entry) {
-    KVPOOL_CHECK(table.insert(key, RecordId(), 1, PageIndex()));
+    KVPOOL_CHECK(table.enter(key, RecordId(), 1, PageIndex()).has_value());
   }
   const auto others = static_cast<uint8_t>((entry ? entry->tiers : 0) & ~bit);
   const auto after = static_cast<uint8_t>(is_held ? others | bit : others);

@@ -24,6 +24,7 @@ class ClassQueuePolicy : public EvictionPolicy {
 
   [[nodiscard]] double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept override;
   void note_reuse(uint8_t learned_class, uint64_t last_access_ns, uint32_t chunks, uint64_t now_ns) noexcept override;
+  void prefetch(const ChunkKey& key) const noexcept override { ghosts_.prefetch(key); }
   void note_new(ChunkRecord& record, uint64_t now_ns) noexcept override;
   void note_evicted(const ChunkRecord& record) override;
   void note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) override;

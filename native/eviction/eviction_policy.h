@@ -51,6 +51,8 @@ class EvictionPolicy {
 
   // So many chunks are being acquired that nobody holds, whose last use was at that time and counts in that class.
   virtual void note_reuse(uint8_t /*learned_class*/, uint64_t /*last_access_ns*/, uint32_t /*chunks*/, uint64_t /*now_ns*/) noexcept {}
+  // Brings near what is remembered of a chunk that will be stored or evicted soon.
+  virtual void prefetch(const ChunkKey&) const noexcept {}
   // A chunk is stored that was not here: what is remembered of it goes into its record.
   virtual void note_new(ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
   // A chunk was evicted.

@@ -85,15 +85,21 @@ double HolderShares::user_share_of(HolderId holder) const noexcept {
   return accounts_.user_of(holder) ? limit_of(holder).value_or(user_share_) : 1.0;
 }
 
-// Whether the holder's user may protect so much more.
-bool HolderShares::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
+// What the holder's user may protect in all. A share of 1 is no bound.
+uint64_t HolderShares::user_limit_of(HolderId holder, uint64_t held) const noexcept {
   const double share = user_share_of(holder);
   if (share >= 1.0) {
-    return true;
+    return UINT64_MAX;
   }
   const uint64_t own = HolderAccounts::bound_of(accounts_.find_user(holder));
   const uint64_t left = capacity_ - std::min(capacity_, held - std::min(held, own));
-  return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * share);
+  return static_cast<uint64_t>(static_cast<double>(left) * share);
+}
+
+// Whether the holder's user may protect so much more.
+bool HolderShares::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
+  const uint64_t limit = user_limit_of(holder, held);
+  return limit == UINT64_MAX || HolderAccounts::bound_of(accounts_.find_user(holder)) + wanted <= limit;
 }
 
 // Chains that a holder or a user has under a hold other than `own`, in the order of their first chunks.
@@ -153,13 +159,20 @@ uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) c
 }
 
 bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes) {
-  if (!claim.holder.valid()) {
+  if (!claim.holder.valid() || chain.size() < claim.fitting) {
     return true;
   }
-  const auto beyond = [&](size_t covered) { return (chain.size() + 1 - std::min(covered, chain.size())) * bytes; };
+  // Before how many chunks there is room for one more: nothing of what decides it changes while a request goes on.
+  const auto fitting = [bytes](size_t covered, uint64_t bound, uint64_t limit) {
+    const uint64_t room = limit - std::min(limit, bound);
+    return room < bytes ? 0 : covered + std::min<uint64_t>(room / bytes, UINT32_MAX);
+  };
   const auto fits = [&] {
-    return accounts_.bound(claim.holder) + beyond(claim.covered) <= share_of(claim.holder, claim.held) &&
-           has_user_share(claim.holder, beyond(std::max(claim.covered, claim.user_covered)), claim.held);
+    const uint64_t user = HolderAccounts::bound_of(accounts_.find_user(claim.holder));
+    claim.fitting = std::min(
+        fitting(claim.covered, accounts_.bound(claim.holder), share_of(claim.holder, claim.held)),
+        fitting(std::max(claim.covered, claim.user_covered), user, user_limit_of(claim.holder, claim.held)));
+    return chain.size() < claim.fitting;
   };
   if (fits()) {
     return true;
@@ -327,9 +340,10 @@ void HolderShares::change(const ReservationState& state, HolderBytes before) noe
   }
 }
 
-void HolderShares::note_stored(const ReservationState& state) noexcept {
-  if (state.holder.valid()) {
-    accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
+void HolderShares::note_stored(const ReservationState& state, size_t chunks) noexcept {
+  if (state.holder.valid() && chunks > 0) {
+    const uint64_t bytes = chunks * state.taken_bytes;
+    accounts_.change(state.holder, {bytes, 0, 0}, {0, 0, bytes});
   }
 }
 

@@ -42,6 +42,7 @@ struct ShareClaim {
   bool is_compared = false;  // whether that is known
   HoldId own = 0;            // the reservation that goes on, and counts
   bool is_recounted = false;
+  size_t fitting = 0;        // a chain of fewer chunks is within the share: known since it was last compared
   size_t user_covered = 0;   // leading chunks that the holder's user protects anyway
 };
 
@@ -89,7 +90,7 @@ class HolderShares {
   void open(HoldId id, const ReservationState& state, const ShareClaim& claim);
   void grow(const ReservationState& state, size_t writing, size_t added) noexcept;
   void change(const ReservationState& state, HolderBytes before) noexcept;
-  void note_stored(const ReservationState& state) noexcept;  // one of its chunks: it is leased from now on, not reserved
+  void note_stored(const ReservationState& state, size_t chunks) noexcept;  // of its chunks: leased from now on, not reserved
   void shorten(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
 
   [[nodiscard]] HolderAccounts& accounts() noexcept { return accounts_; }
@@ -100,6 +101,7 @@ class HolderShares {
   [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
   [[nodiscard]] std::optional<double> limit_of(HolderId holder) const noexcept;
   [[nodiscard]] double user_share_of(HolderId holder) const noexcept;
+  [[nodiscard]] uint64_t user_limit_of(HolderId holder, uint64_t held) const noexcept;
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
   [[nodiscard]] bool has_room(HolderId holder, uint64_t bytes) const noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;

@@ -9,8 +9,11 @@ namespace kvpool {
 
 ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity), records_(capacity) { KVPOOL_CHECK(capacity_ > 0); }
 
-void ChunkRecords::prefetch(RecordId id) const noexcept {
-  __builtin_prefetch(&records_[id.value()], 1);  // its first line
+void ChunkRecords::prefetch(RecordId id) const noexcept { __builtin_prefetch(&records_[id.value()], 1); }
+
+void ChunkRecords::prefetch_whole(RecordId id) const noexcept {
+  prefetch(id);
+  __builtin_prefetch(&records_[id.value()].key, 1);
 }
 
 RecordId ChunkRecords::allocate() noexcept {

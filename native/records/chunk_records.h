@@ -133,7 +133,8 @@ class ChunkRecords {
 
   [[nodiscard]] ChunkRecord& operator[](RecordId id) noexcept { return records_[id.value()]; }
   [[nodiscard]] const ChunkRecord& operator[](RecordId id) const noexcept { return records_[id.value()]; }
-  void prefetch(RecordId id) const noexcept;
+  void prefetch(RecordId id) const noexcept;        // its first line
+  void prefetch_whole(RecordId id) const noexcept;  // both
 
   [[nodiscard]] bool is_full() const noexcept { return alive_ == capacity_; }
   [[nodiscard]] uint32_t alive() const noexcept { return alive_; }

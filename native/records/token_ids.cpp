@@ -1,6 +1,7 @@
 #include "records/token_ids.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -21,8 +22,7 @@ void TokenIds::store(RecordId id, ScopedIds ids) {
     by_record_.resize(std::max<size_t>(id.value() + size_t{1}, by_record_.size() * 2));
   }
   Stored& stored = by_record_[id.value()];
-  stored.tokens = std::make_unique_for_overwrite<int32_t[]>(words);
-  stored.count = static_cast<uint32_t>(words);
+  stored = take_array(static_cast<uint32_t>(words));
   std::copy(ids.scope.begin(), ids.scope.end(), std::copy(ids.tokens.begin(), ids.tokens.end(), stored.tokens.get()));
   bytes_ += words * sizeof(int32_t);
 }
@@ -31,8 +31,26 @@ void TokenIds::forget(RecordId id) noexcept {
   if (id.value() >= by_record_.size() || by_record_[id.value()].count == 0) {
     return;
   }
-  bytes_ -= by_record_[id.value()].count * sizeof(int32_t);
-  by_record_[id.value()] = Stored{};
+  Stored freed = std::exchange(by_record_[id.value()], {});
+  const uint64_t bytes = freed.count * sizeof(int32_t);
+  bytes_ -= bytes;
+  if (spare_bytes_ + bytes < SPARE_BYTES_MAX) {
+    spare_bytes_ += bytes;
+    spare_.push_back(std::move(freed));
+  }
+}
+
+// A spare one, if the last one that was freed has this size: those of other sizes go one by one.
+TokenIds::Stored TokenIds::take_array(uint32_t words) {
+  if (!spare_.empty()) {
+    Stored spare = std::move(spare_.back());
+    spare_.pop_back();
+    spare_bytes_ -= spare.count * sizeof(int32_t);
+    if (spare.count == words) {
+      return spare;
+    }
+  }
+  return {std::make_unique_for_overwrite<int32_t[]>(words), words};
 }
 
 std::span<const int32_t> TokenIds::of(RecordId id) const noexcept {

@@ -2,7 +2,8 @@
 //
 // What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
 // Bounded: one array for each record at most, none longer than TOKEN_IDS_MAX, all together within `limit`; what is beyond that
-// is left out and counted.
+// is left out and counted. Some arrays that are free again wait for the next chunks, mostly of the save that has evicted theirs: less
+// than SPARE_BYTES_MAX beyond the limit.
 // Threads: the control thread only. O(ids) for `store`, else O(1).
 #pragma once
 
@@ -38,14 +39,23 @@ struct ScopedIds {
 
 class TokenIds {
  public:
+  static constexpr uint64_t SPARE_BYTES_MAX = uint64_t{4} << 20;
+
   // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
   // Replaces what was stored before; nothing is stored where there are no tokens, or no room. REQUIRES: at most TOKEN_IDS_MAX in all.
   void store(RecordId id, ScopedIds ids);
   void forget(RecordId id) noexcept;
+  // Asks the cache for where `store` and `forget` begin.
+  void prefetch(RecordId id) const noexcept {
+    if (id.value() < by_record_.size()) {
+      __builtin_prefetch(&by_record_[id.value()], 1);
+    }
+  }
   // Empty where none were given. Good until the next change.
   [[nodiscard]] std::span<const int32_t> of(RecordId id) const noexcept;
   [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] uint64_t spare_bytes() const noexcept { return spare_bytes_; }  // of arrays that wait for the next chunks
   // Chunks that were stored without their ids.
   [[nodiscard]] uint64_t left_out() const noexcept { return left_out_; }
 
@@ -55,7 +65,11 @@ class TokenIds {
     uint32_t count = 0;
   };
 
+  [[nodiscard]] Stored take_array(uint32_t words);
+
   std::vector<Stored> by_record_;  // grown on demand
+  std::vector<Stored> spare_;      // the one that was freed last at the end
+  uint64_t spare_bytes_ = 0;
   uint64_t bytes_ = 0;
   uint64_t bytes_max_ = UINT64_MAX;
   uint64_t left_out_ = 0;

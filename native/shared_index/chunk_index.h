@@ -46,21 +46,24 @@ class ChunkIndex {
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept {
     return table_ ? table_->find(key) : described(map_->find(key));
   }
-  // Prefetches what `find_from` looks at first; the answer is its argument.
-  [[nodiscard]] uint64_t prefetch(const ChunkKey& key) const noexcept {
+  // Prefetches what `find_from` and `look_from` look at first; the answer is their argument.
+  uint64_t prefetch(const ChunkKey& key) const noexcept {
     return table_ ? table_->prefetch(key) : map_->prefetch(key);
   }
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept {
     return table_ ? table_->find_from(home, key) : described(map_->find(key));
   }
+  [[nodiscard]] TableLook look_from(uint64_t home, const ChunkKey& key) const noexcept {
+    return table_ ? table_->look_from(home, key) : TableLook{described(map_->find(key)), true};
+  }
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept { return table_ ? table_->has_room(key) : map_->has_room(); }
-  // See ChunkTable. REQUIRES, without a table: the record has its key.
-  [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+  // See ChunkTable. REQUIRES, without a table: the record has its key, which is absent.
+  [[nodiscard]] std::optional<uint8_t> enter(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
     if (table_) {
-      return table_->insert(key, record, generation, slot_of(page));
+      return table_->enter(key, record, generation, slot_of(page));
     }
     map_->insert(record);
-    return true;
+    return uint8_t{0};
   }
   // See ChunkTable. REQUIRES: there is a table.
   void move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
@@ -71,6 +74,11 @@ class ChunkIndex {
   void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
     if (table_) {
       table_->set_tiers(key, tiers);
+    }
+  }
+  void add_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
+    if (table_) {
+      table_->add_tiers(key, tiers);
     }
   }
 
@@ -89,6 +97,11 @@ class ChunkIndex {
     if (has_words()) {
       const SlotNumbers words = arena_.words_of(page);
       region_.table->open_slot({region_.number, words.number}, words.first_checksum);
+    }
+  }
+  void prefetch_words(PageIndex page) const noexcept {
+    if (has_words() && page.valid()) {
+      words().prefetch_words(slot_of(page));
     }
   }
   void set_generation(PageIndex page, uint64_t generation) noexcept {

@@ -48,18 +48,18 @@ ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape,
   }
 }
 
-std::optional<uint64_t> ChunkTable::position_from(uint64_t home, const ChunkKey& key) const noexcept {
+ChunkTable::Probe ChunkTable::probe(uint64_t home, const ChunkKey& key) const noexcept {
   uint64_t position = home;
-  for (uint64_t step = 0; step < MAX_PROBE; ++step, position = behind(position)) {
+  for (uint64_t step = 0; step < MAX_PROBE && step < shape_.slots; ++step, position = behind(position)) {
     if (slots_[position].generation == 0) {
-      return std::nullopt;
+      return {position, false};
     }
     if (slots_[position].key == key) {
       last_position_ = position;
-      return position;
+      return {position, true};
     }
   }
-  return std::nullopt;
+  return {};
 }
 
 std::optional<uint64_t> ChunkTable::free_position(const ChunkKey& key) const noexcept {
@@ -112,6 +112,11 @@ std::optional<TableEntry> ChunkTable::find_from(uint64_t home, const ChunkKey& k
   return entry_at(position_from(home, key));
 }
 
+TableLook ChunkTable::look_from(uint64_t home, const ChunkKey& key) const noexcept {
+  const Probe found = probe(home, key);
+  return {found.is_found ? entry_at(found.position) : std::nullopt, found.position.has_value()};
+}
+
 uint64_t ChunkTable::prefetch(const ChunkKey& key) const noexcept {
   const uint64_t position = home(key);
   __builtin_prefetch(&slots_[position]);
@@ -127,13 +132,32 @@ bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generatio
   KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
   KVPOOL_DCHECK(!position_of(key));
   const auto position = count_ < shape_.max_entries() ? free_position(key) : std::nullopt;
-  if (!position) {
-    return false;
+  if (position) {
+    fill_slot(*position, key, record, generation, slot);
   }
-  write_slot(*position, key, record, generation, slot);
-  last_position_ = *position;
+  return position.has_value();
+}
+
+std::optional<uint8_t> ChunkTable::enter(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept {
+  KVPOOL_CHECK(generation != 0);
+  KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
+  const Probe found = probe(home(key), key);
+  if (found.is_found) {
+    move_entry(*found.position, record, generation, slot);
+    return slots_[*found.position].tiers;
+  }
+  if (!found.position || count_ >= shape_.max_entries()) {
+    return std::nullopt;
+  }
+  fill_slot(*found.position, key, record, generation, slot);
+  return uint8_t{0};
+}
+
+// REQUIRES: the slot is free, and the key's place.
+void ChunkTable::fill_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept {
+  write_slot(position, key, record, generation, slot);
+  last_position_ = position;
   store_relaxed(header_->count, ++count_);
-  return true;
 }
 
 void ChunkTable::write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation,
@@ -168,7 +192,11 @@ void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation,
   KVPOOL_CHECK(position.has_value());
   KVPOOL_CHECK(generation != 0);
   KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
-  TableSlot& entry = slots_[*position];
+  move_entry(*position, record, generation, slot);
+}
+
+void ChunkTable::move_entry(uint64_t position, RecordId record, uint64_t generation, SlotAddress slot) noexcept {
+  TableSlot& entry = slots_[position];
   const uint32_t seq = entry.seq;
   store_relaxed(entry.seq, seq + 1);
   store_release(entry.record, record.value());
@@ -215,6 +243,12 @@ void ChunkTable::set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
   const auto position = position_of(key);
   KVPOOL_CHECK(position.has_value());
   store_release(slots_[*position].tiers, tiers);
+}
+
+void ChunkTable::add_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
+  const auto position = position_of(key);
+  KVPOOL_CHECK(position.has_value());
+  store_release(slots_[*position].tiers, static_cast<uint8_t>(slots_[*position].tiers | tiers));
 }
 
 void ChunkTable::erase(const ChunkKey& key) noexcept {

@@ -51,6 +51,12 @@ struct TableEntry {
   uint8_t tiers;
 };
 
+// The same of a look for a key that may be new. `has_place`: it is in the table, or a free slot is near enough to its home.
+struct TableLook {
+  std::optional<TableEntry> entry;
+  bool has_place = false;
+};
+
 // Where a key is in one tier of arenas.
 struct Residency {
   uint64_t generation;
@@ -139,9 +145,10 @@ class ChunkTable {
   ChunkTable& operator=(const ChunkTable&) = delete;
 
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
-  // Prefetches where the probe for a key begins; `find_from` goes on from there.
-  [[nodiscard]] uint64_t prefetch(const ChunkKey& key) const noexcept;
+  // Prefetches where the probe for a key begins; `find_from` and `look_from` go on from there.
+  uint64_t prefetch(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
+  [[nodiscard]] TableLook look_from(uint64_t home, const ChunkKey& key) const noexcept;
 
   // Whether a free slot is near enough to the key's home. Erasing other keys never makes this false.
   [[nodiscard]] bool is_in_reach(const ChunkKey& key) const noexcept { return free_position(key).has_value(); }
@@ -156,11 +163,14 @@ class ChunkTable {
   // Adds a key with tiers = 0; `slot` unset where it is in no slot. Returns false, and does nothing, where `has_room` is false.
   // REQUIRES: the key is absent; generation != 0; the slot is in a region of the first one's tier.
   [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
+  // Moves the entry of a key that is here, else inserts it: the tiers that it had. Nothing where there is no room for a new one.
+  [[nodiscard]] std::optional<uint8_t> enter(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
 
   // REQUIRES: the key is present. `move` gives its chunk another slot and generation in the tier of the first region; its tiers and
   // further residencies stay.
   void move(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
   void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept;
+  void add_tiers(const ChunkKey& key, uint8_t tiers) noexcept;
   void erase(const ChunkKey& key) noexcept;
   // Where the key is in a further tier; generation 0: no more. REQUIRES: the key is present; the slot's region has that tier.
   void set_residency(const ChunkKey& key, Tier tier, Residency residency) noexcept;
@@ -169,6 +179,7 @@ class ChunkTable {
   // The words of a slot. `open_slot`: it is lent to a chunk, nothing can be read, its checksums begin there. A generation word is
   // stored with release, after the slot's bytes and checksums. REQUIRES: the slot is one of the index.
   void open_slot(SlotAddress slot, uint32_t first_checksum) noexcept;
+  void prefetch_words(SlotAddress slot) const noexcept;
   void set_generation(SlotAddress slot, uint64_t generation) noexcept;
   void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t extents) noexcept;
   // How many extents of a slot can be read: stored with release, after their bytes and checksums. Wakes who follows the slot.
@@ -222,8 +233,19 @@ class ChunkTable {
     const TableSlot& last = slots_[last_position_];
     return last.generation != 0 && last.key == key ? std::optional(last_position_) : position_from(home(key), key);
   }
-  [[nodiscard]] std::optional<uint64_t> position_from(uint64_t home, const ChunkKey& key) const noexcept;
+  // Where a key stands, or, where it does not, the free slot in which it would; nothing where there is none in reach.
+  struct Probe {
+    std::optional<uint64_t> position;
+    bool is_found = false;
+  };
+  [[nodiscard]] Probe probe(uint64_t home, const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<uint64_t> position_from(uint64_t home, const ChunkKey& key) const noexcept {
+    const Probe found = probe(home, key);
+    return found.is_found ? found.position : std::nullopt;
+  }
   [[nodiscard]] std::optional<TableEntry> entry_at(std::optional<uint64_t> position) const noexcept;
+  void move_entry(uint64_t position, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
+  void fill_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
   void write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
   void store_further(uint64_t position, const FurtherSlot& further) noexcept;
   [[nodiscard]] SlotWords& words_at(SlotAddress slot) const noexcept;

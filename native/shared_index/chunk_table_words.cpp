@@ -19,6 +19,8 @@ void ChunkTable::open_slot(SlotAddress slot, uint32_t first_checksum) noexcept {
   store_release(words.landed, uint32_t{0});
 }
 
+void ChunkTable::prefetch_words(SlotAddress slot) const noexcept { __builtin_prefetch(&words_at(slot), 1); }
+
 void ChunkTable::set_generation(SlotAddress slot, uint64_t generation) noexcept {
   store_release(words_at(slot).generation, generation);
 }

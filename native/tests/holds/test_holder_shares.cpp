@@ -120,7 +120,7 @@ TEST(a_reservation_changes_its_kind_until_it_ends) {
   const auto bytes = [&] { return shared.shares.accounts().find(ONE)->bytes; };
   EXPECT(bytes().reserved == 4 * CHUNK && bytes().leased == 0);
   --made.writing;
-  shared.shares.note_stored(made);
+  shared.shares.note_stored(made, 1);
   EXPECT(bytes().reserved == 3 * CHUNK && bytes().leased == CHUNK);
   EXPECT(shared.is_sound());
   HolderBytes before = HolderShares::bytes_of(made);

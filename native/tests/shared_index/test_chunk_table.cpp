@@ -147,6 +147,33 @@ TEST(a_key_without_a_free_bucket_takes_the_bucket_of_an_idle_chunk_in_reach) {
   EXPECT(index.table.verify().empty());
 }
 
+TEST(a_look_for_a_key_says_whether_it_has_a_place_and_enter_moves_or_inserts_it) {
+  Index index(1024);
+  const ChunkKey key = key_at(150, 1, 1024);
+  TableLook look = index.table.look_from(index.table.prefetch(key), key);
+  EXPECT(!look.entry);
+  EXPECT(look.has_place);
+  EXPECT(index.table.enter(key, RecordId(4), 11, slot_at(1)) == uint8_t{0});
+  index.table.set_tiers(key, 0b0110);
+  EXPECT(index.table.enter(key, RecordId(5), 12, slot_at(2)) == uint8_t{0b0110});
+  EXPECT(index.table.count() == 1);
+  look = index.table.look_from(index.table.prefetch(key), key);
+  EXPECT(look.entry && look.entry->record == RecordId(5) && look.entry->generation == 12 && look.entry->slot == slot_at(2));
+  EXPECT(look.has_place);
+  for (uint32_t id = 2; id <= MAX_PROBE; ++id) {
+    EXPECT(index.table.enter(key_at(150, id, 1024), RecordId(id), id, slot_at(1)) == uint8_t{0});
+  }
+  const ChunkKey late = key_at(150, 1000, 1024);
+  look = index.table.look_from(index.table.prefetch(late), late);
+  EXPECT(!look.entry);
+  EXPECT(!look.has_place);
+  EXPECT(!index.table.enter(late, RecordId(1), 1, slot_at(1)));
+  EXPECT(index.table.look_from(index.table.prefetch(key), key).has_place);  // it stands there itself
+  index.table.erase(key_at(150, 77, 1024));
+  EXPECT(index.table.look_from(index.table.prefetch(late), late).has_place);
+  EXPECT(index.table.verify().empty());
+}
+
 // Chance at the largest load: what the bounds in chunk_table.h stand on.
 TEST(probes_stay_short_at_the_largest_load) {
   Index index(IndexShape::slots_for(200'000));
