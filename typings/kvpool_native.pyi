@@ -1666,6 +1666,117 @@ class ReuseDistances:
     def verify(self) -> list[str]:
         """One line per broken invariant."""
 
+class PlainSave:
+    """
+    A save of whole chunks of one chain. A copy: it does not follow the save.
+    """
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def owner(self) -> int:
+        """The connection that it belongs to."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def holder(self) -> int:
+        """The directory's reservation of its slots."""
+
+    @property
+    def chunks(self) -> int: ...
+
+    @property
+    def committed(self) -> int:
+        """How many of them, the first ones, are published."""
+
+    @property
+    def deadline_ns(self) -> int: ...
+
+class PlainSaves:
+    """Plain saves by number, owner and deadline. Control thread only."""
+
+    def __init__(self, ttl_ns: int) -> None: ...
+
+    def change_ttl(self, ttl_ns: int) -> None: ...
+
+    def new_id(self) -> int:
+        """The number of a new save, of any kind."""
+
+    def take(self, save: int, owner: int) -> PlainSave | None:
+        """
+        The save, which is the caller's from now on; None where it is not here, or not the owner's.
+        """
+
+    def take_owner(self, owner: int) -> list[PlainSave]:
+        """The same of all of an owner's, the oldest first."""
+
+    def take_expired(self, now_ns: int) -> list[PlainSave]:
+        """The same of all whose time is over."""
+
+    def count_others(self, owner: int, saves: int) -> None:
+        """So many saves of an owner's are elsewhere, more or less."""
+
+    def count_of(self, owner: int) -> int:
+        """Saves of an owner, here and elsewhere."""
+
+    def owners(self) -> list[tuple[int, int]]:
+        """Those that have saves, here or elsewhere, and how many."""
+
+    def holders(self) -> list[int]: ...
+
+    def verify(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
+
+class WriterGroup:
+    """A group's chunks as a session writes them."""
+
+    def __init__(self, *, is_chain: bool, namespace: int, size_class: int, extents: int, chunk_tokens: int, chunk_bytes: int) -> None: ...
+
+class SaveWriter:
+    """A session of one rank as the save desk knows it."""
+
+    def __init__(self, directory: Directory, connection: int, groups: Sequence[WriterGroup]) -> None:
+        """
+        Raises KeyError, IndexError or ValueError for a group that the directory does not know so.
+        """
+
+class SaveDesk:
+    """Plain saves, a request in a call. Control thread only."""
+
+    def __init__(self, directory: Directory, saves: PlainSaves, reuse: ReuseDistances | None, saves_max: int, chunks_max: int, keeps_tokens: bool) -> None: ...
+
+class SaveFrames:
+    """
+    Serves frames about plain saves, see `LeaseFrames`. Control thread only.
+    """
+
+    def __init__(self, desk: SaveDesk, *, reserve: int, reserved: int, commit: int, committed: int) -> None:
+        """The kinds of these records."""
+
+class SaveNote:
+    """What was answered to one request about a save."""
+
+    @property
+    def is_commit(self) -> bool:
+        """Otherwise it was a reservation."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def states(self) -> bytes:
+        """Of its chunks, u8: a `SaveState`."""
+
+    @property
+    def keys(self) -> bytes:
+        """
+        Of the chunks of a reservation of which some were declined, packed; else none.
+        """
+
 class Lease:
     """
     A right to read leading chunks of a hit. A copy: it does not follow the lease.
@@ -1832,15 +1943,19 @@ class ServedFrames:
     def has_backlog(self) -> bool:
         """Holds are left to be released."""
 
+    @property
+    def saves(self) -> list[SaveNote]:
+        """What was answered about saves."""
+
 class LeaseFrames:
     """Serves frames about leases as they arrive. Control thread only."""
 
-    def __init__(self, desk: LeaseDesk, times: VerbTimes, kinds: Sequence[int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
+    def __init__(self, desk: LeaseDesk, times: VerbTimes, saves: SaveFrames, kinds: Sequence[int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
         """`kinds`: of Acquire, Leased, DropLeases, Renew and Done."""
 
-    def serve(self, reader: Reader, arrived: bytes, now_ns: int, left_ns: int) -> ServedFrames | None:
+    def serve(self, reader: Reader, writer: SaveWriter | None, arrived: bytes, now_ns: int, left_ns: int) -> ServedFrames | None:
         """
-        Serves the leading frames that are about leases, for so long. None where the first frame is not for here.
+        Serves the leading frames that are about leases and plain saves, for so long. None where the first frame is not for here.
         """
 
 class PublishedBlocks:

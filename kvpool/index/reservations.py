@@ -7,13 +7,18 @@ An expired reservation's slots are zombies: its writer may still write, so they 
 has acknowledged that it no longer writes. Where the daemon itself copies into the slots, a reservation ends when no such copy
 is under way. Control thread only; no clock is read here.
 
-Invariant: `_of_owner` names exactly the reservations in `_by_id`; no number of a slot holder is in two of them.
+Plain saves begin and mostly end in the native table, where requests find them; one that is looked for here is here from then
+on.
+
+Invariant: `_of_owner` names exactly the reservations in `_by_id`, and `plain` counts them; a save is in one of the two tables;
+no number of a slot holder is in two of them.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.ids import ConnectionId, ReservationId, SaveId
 from kvpool.index.sessions import EngineSession
@@ -100,35 +105,39 @@ class Reservations:
     def __init__(self, ttl_ns: int) -> None:
         assert ttl_ns > 0
         self._ttl_ns = self._longest_ttl_ns = ttl_ns
-        self._last_id = 0
+        self.plain = kvpool_native.PlainSaves(ttl_ns)
+        self._writers: dict[ConnectionId, EngineSession] = {}  # those that may have plain saves
         self._by_id: dict[SaveId, Reservation] = {}
         self._of_owner: dict[ConnectionId, set[SaveId]] = {}
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._by_id) + len(self.plain)
+
+    def join(self, session: EngineSession) -> None:
+        """A session may have plain saves from now on, until `of_owner` ends them."""
+        self._writers[session.connection] = session
 
     def change_ttl(self, ttl_ns: int) -> None:
         """Change the time to live of reservations made from now on."""
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
+        self.plain.change_ttl(ttl_ns)
         self._longest_ttl_ns = max(ttl_ns, self._longest_ttl_ns)
 
     def count_of(self, owner: ConnectionId) -> int:
         """Reservations of one connection."""
-        return len(self._of_owner.get(owner, ()))
+        return self.plain.count_of(owner)
 
     def add_reservation(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
         """Remember what was reserved for a save: at least a chunk."""
-        self._last_id += 1
-        made = Reservation(SaveId(self._last_id), owner, runs, now_ns + self._ttl_ns)
+        made = Reservation(SaveId(self.plain.new_id()), owner, runs, now_ns + self._ttl_ns)
         assert made.chunks > 0
-        self._by_id[made.id] = made
-        self._of_owner.setdefault(owner, set()).add(made.id)
+        self._add(made)
         return made.id
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Reservations of each connection."""
-        return {owner: {"reservations": len(made)} for owner, made in self._of_owner.items()}
+        return {ConnectionId(owner): {"reservations": saves} for owner, saves in self.plain.owners()}
 
     def overdue(self, now_ns: int) -> set[ConnectionId]:
         """Connections with a reservation that expired a whole time to live ago and was not ended: a writer ends its own when
@@ -143,11 +152,15 @@ class Reservations:
     def find(self, reservation_id: SaveId, owner: ConnectionId) -> Reservation | None:
         """The reservation, if it exists and belongs to `owner`."""
         reservation = self._by_id.get(reservation_id)
-        return reservation if reservation is not None and reservation.owner == owner else None
+        if reservation is None:
+            plain = self.plain.take(reservation_id, owner)
+            return None if plain is None else self._adopt(plain)
+        return reservation if reservation.owner == owner else None
 
     def remove_reservation(self, reservation: Reservation) -> None:
         """Remove a reservation; the caller ends what it holds."""
         del self._by_id[reservation.id]
+        self.plain.count_others(reservation.owner, -1)
         owned = self._of_owner[reservation.owner]
         owned.discard(reservation.id)
         if not owned:
@@ -155,14 +168,20 @@ class Reservations:
 
     def holders(self) -> set[ReservationId]:
         """The numbers of all that have slots for them."""
-        return {holder for entry in self._by_id.values() for run in entry.runs for holder in run.holders}
+        plain = {ReservationId(holder) for holder in self.plain.holders()}
+        return plain | {holder for entry in self._by_id.values() for run in entry.runs for holder in run.holders}
 
     def of_owner(self, owner: ConnectionId) -> list[Reservation]:
-        """Every reservation of a connection."""
+        """Every reservation of a connection, which has no plain saves any more."""
+        for plain in self.plain.take_owner(owner):
+            self._adopt(plain)
+        self._writers.pop(owner, None)
         return [self._by_id[reservation_id] for reservation_id in self._of_owner.get(owner, ())]
 
     def expire(self, now_ns: int) -> list[Reservation]:
         """Mark and return the reservations whose deadline has passed now; the caller makes their slots zombies."""
+        for plain in self.plain.take_expired(now_ns):
+            self._adopt(plain)
         due = [entry for entry in self._by_id.values() if not entry.is_expired and entry.deadline_ns <= now_ns]
         for reservation in due:
             reservation.is_expired = True
@@ -173,8 +192,11 @@ class Reservations:
         owned = {entry for entries in self._of_owner.values() for entry in entries}
         if owned != set(self._by_id):
             return [f"reservations: owners name {len(owned)}, {len(self._by_id)} exist"]
-        holders = sum(len(run.holders) for entry in self._by_id.values() for run in entry.runs)
-        problems = [
+        holders = len(self.plain) + sum(len(run.holders) for entry in self._by_id.values() for run in entry.runs)
+        problems = self.plain.verify()
+        if sum(saves for _, saves in self.plain.owners()) != len(self):
+            problems.append("reservations: those of the connections are miscounted")
+        problems += [
             f"reservation {entry.id}: {entry.committed} of {entry.chunks} chunks committed"
             for entry in self._by_id.values()
             if entry.committed >= entry.chunks
@@ -182,3 +204,18 @@ class Reservations:
         if holders != len(self.holders()):
             problems.append("reservations: something that has slots is in two of them")
         return problems
+
+    def _add(self, made: Reservation) -> None:
+        self._by_id[made.id] = made
+        self._of_owner.setdefault(made.owner, set()).add(made.id)
+        self.plain.count_others(made.owner, 1)
+
+    def _adopt(self, plain: kvpool_native.PlainSave) -> Reservation:
+        """A save that was taken out of the native table is here from now on."""
+        owner = ConnectionId(plain.owner)
+        session = self._writers[owner].of_group(plain.group)
+        layout, holders = session.layout, [ReservationId(plain.holder)]
+        run = ReservedRun(session, plain.chunks, layout.extents, layout.kv_extents, holders, committed=plain.committed)
+        adopted = Reservation(SaveId(plain.id), owner, [run], plain.deadline_ns)
+        self._add(adopted)
+        return adopted

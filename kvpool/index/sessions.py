@@ -92,6 +92,19 @@ class EngineSession:
         return kvpool_native.ReaderGroup(layout.is_chained, chunks_max, self.namespace_ids, self.chunk_sizes)
 
     @property
+    def written(self) -> kvpool_native.WriterGroup:
+        """The session's own chunks as one group of a writer."""
+        layout, own = self.layout, self.own
+        return kvpool_native.WriterGroup(
+            is_chain=layout.is_chained,
+            namespace=own.id,
+            size_class=own.size_class,
+            extents=own.extents,
+            chunk_tokens=layout.chunk_tokens,
+            chunk_bytes=self.chunk_sizes[0],
+        )
+
+    @property
     def is_peer(self) -> bool:
         """Whether another node is served."""
         return self.peer is not None

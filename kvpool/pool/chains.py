@@ -6,10 +6,11 @@ all other connections would wait for it. The pool owns one. Control thread only.
 Invariant: what a request holds while it is under way is in its `HoldTask` or `ReserveTask`, and ends with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
@@ -191,6 +192,26 @@ class Chains:
             yield from self._end(number)
         self.tiering.run()
         return m.Committed(states)
+
+    @property
+    def may_save_at_once(self) -> bool:
+        """Whether plain saves may be served by the desk now: nobody follows them, none is declined."""
+        return not (self.is_stopping or self.is_drained or self.writers.followed.is_listened)
+
+    def note_saves(self, session: EngineSession, answered: Sequence[kvpool_native.SaveNote]) -> None:
+        """Requests about plain saves were served by the desk."""
+        has_committed = False
+        for note in answered:
+            of_group, states = session.parts[note.group], note.states
+            if note.is_commit:
+                has_committed = True
+                self.usage.count_commit(of_group, states, self.clock.now_ns())
+                continue
+            if keys := note.keys:
+                self.journal.note_refusals(KeyColumn(keys), states, of_group.own.id)
+            self.note_declined(session.connection, states)
+        if has_committed:
+            self.tiering.run()
 
     def _commit_run(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
         """Publish the next chunks of a run: a state for each."""

@@ -448,6 +448,7 @@ class Pool:
             ttl_ns=int(server.reservation_ttl * NS_PER_S),
             reservations_max=server.max_reservations,
             is_staged=server.staging_bytes > 0,
+            keeps_token_ids=server.keep_token_ids,
             dram=self._config.dram,
             on_backlog=self._end_more,
         )

@@ -17,6 +17,7 @@
 #include "columns.h"
 #include "leases/lease_desk.h"
 #include "leases/lease_frames.h"
+#include "saves/save_frames.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -172,14 +173,17 @@ struct ServedFrames {
   size_t consumed;
   nb::bytes answers;
   bool has_backlog;
+  std::vector<SaveNote> saves;
 };
 
-std::optional<ServedFrames> serve(LeaseFrames& self, const Reader& reader, const nb::bytes& arrived, uint64_t now_ns, uint64_t left_ns) {
-  const LeaseFrames::Served served = self.serve(reader, bytes_of(arrived), now_ns, left_ns);
+std::optional<ServedFrames> serve(LeaseFrames& self, const Reader& reader, const SaveWriter* writer, const nb::bytes& arrived,
+                                  uint64_t now_ns, uint64_t left_ns) {
+  LeaseFrames::Served served = self.serve(reader, writer, bytes_of(arrived), now_ns, left_ns);
   if (served.consumed == 0) {
     return std::nullopt;
   }
-  return ServedFrames{served.consumed, nb::bytes(served.answers.data(), served.answers.size()), served.has_backlog};
+  return ServedFrames{served.consumed, nb::bytes(served.answers.data(), served.answers.size()), served.has_backlog,
+                      std::move(served.saves)};
 }
 
 LeaseKinds kinds_of(const std::vector<uint32_t>& kinds) {
@@ -206,16 +210,18 @@ void bind_frames(nb::module_& module) {
   nb::class_<ServedFrames>(module, "ServedFrames", "What came of frames that were served.")
       .def_ro("consumed", &ServedFrames::consumed, "How many of the bytes that arrived they are.")
       .def_ro("answers", &ServedFrames::answers, "Whole frames.")
-      .def_ro("has_backlog", &ServedFrames::has_backlog, "Holds are left to be released.");
+      .def_ro("has_backlog", &ServedFrames::has_backlog, "Holds are left to be released.")
+      .def_ro("saves", &ServedFrames::saves, "What was answered about saves.");
   nb::class_<LeaseFrames>(module, "LeaseFrames", "Serves frames about leases as they arrive. Control thread only.")
-      .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, const std::vector<uint32_t>& kinds,
+      .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, SaveFrames& saves, const std::vector<uint32_t>& kinds,
                        size_t frame_bytes_max, size_t numbers_max, size_t answer_bytes_max) {
-             return new LeaseFrames(desk, times, kinds_of(kinds), {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
+             return new LeaseFrames(desk, times, saves, kinds_of(kinds), {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
            }),
-           "desk"_a, "times"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           "desk"_a, "times"_a, "saves"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            "`kinds`: of Acquire, Leased, DropLeases, Renew and Done.")
-      .def("serve", &serve, "reader"_a, "arrived"_a, "now_ns"_a, "left_ns"_a,
-           "Serves the leading frames that are about leases, for so long. None where the first frame is not for here.");
+      .def("serve", &serve, "reader"_a, "writer"_a.none(), "arrived"_a, "now_ns"_a, "left_ns"_a,
+           "Serves the leading frames that are about leases and plain saves, for so long. None where the first frame is not for here.");
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ void bind_holds(nanobind::module_& module, nanobind::class_<Directory>& director
 void bind_reservations(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_shares(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_leases(nanobind::module_& module);
+void bind_saves(nanobind::module_& module);
 void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

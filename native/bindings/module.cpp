@@ -23,6 +23,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_device(module);
   kvpool::bind_mover(module);
   kvpool::bind_reuse(module);
+  kvpool::bind_saves(module);
   kvpool::bind_leases(module);
   kvpool::bind_blocks(module);
   kvpool::bind_flush(module);

@@ -28,6 +28,7 @@ class ChunkReports {
 
   // From now on every chunk that comes to this tier or leaves it is reported to the feed; restored ones as a gap alone.
   void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
+  [[nodiscard]] bool are_waiting() const noexcept { return feed_ != nullptr && feed_->waiting() > 0; }
   // A chunk comes or leaves. REQUIRES: an arrival has been entered in the table, and a departure has not yet been taken out of it.
   void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
   // A chunk has another priority than before.

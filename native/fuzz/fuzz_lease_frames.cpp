@@ -1,5 +1,6 @@
-// Frames about leases with arbitrary content, and good ones with a number or a byte changed: whatever is served leaves every hold with a
-// lease of its connection, consumes whole frames, and answers each Acquire and Renew once.
+// Frames about leases and plain saves with arbitrary content, and good ones with a number or a byte changed: whatever is served leaves
+// every hold with a lease of its connection and every reservation with a save, consumes whole frames, and answers each request but a release
+// once.
 #include <algorithm>
 #include <memory>
 
@@ -14,8 +15,10 @@ namespace {
 
 constexpr uint8_t EPOCH[16] = {9};
 constexpr uint64_t CHUNK = PAGE_BYTES;
-constexpr size_t CHAIN = 8, ALONE = 4, LEASES_MAX = 6;
+constexpr size_t CHAIN = 8, ALONE = 4, LEASES_MAX = 6, SAVES_MAX = 4, SAVED_MAX = 12;
+constexpr uint32_t TOKENS = 4;
 constexpr LeaseKinds KINDS{10, 11, 62, 13, 4};
+constexpr SaveKinds SAVE_KINDS{20, 21, 22, 23};
 constexpr uint64_t TTL_NS = 1000;
 
 void append(std::vector<uint8_t>& out, const std::vector<uint8_t>& more) { out.insert(out.end(), more.begin(), more.end()); }
@@ -49,6 +52,9 @@ struct Setting {
     reader.ranks = {0};
     reader.has_groups = true;
     reader.groups = {{true, UINT64_MAX, {directory.add_namespace()}, {CHUNK}}, {false, ALONE, {directory.add_namespace()}, {CHUNK}}};
+    writer.connection = 7;
+    writer.groups = {{true, reader.groups[0].namespaces[0], size_class, 1, TOKENS, CHUNK},
+                     {false, reader.groups[1].namespaces[0], size_class, 1, TOKENS, CHUNK}};
     store(reader.groups[0].namespaces[0], keys_of(1, CHAIN));
     for (uint8_t number = 0; number < ALONE; ++number) {
       store(reader.groups[1].namespaces[0], key_of(static_cast<uint8_t>(101 + number)));
@@ -72,8 +78,12 @@ struct Setting {
   LeaseTable leases{TTL_NS};
   EndingHolds ending{directory, 64, 4};
   LeaseDesk desk{directory, leases, ending, nullptr, {LEASES_MAX, 1000, 100, 20}};
-  VerbTimes times{{10, 62, 13}, {1000}};
-  LeaseFrames frames{desk, times, KINDS, {4096, 64, 2000}, standing_clock};
+  VerbTimes times{{10, 62, 13, 20, 22}, {1000}};
+  PlainSaves saves{TTL_NS};
+  SaveWriter writer;
+  SaveDesk save_desk{directory, saves, nullptr, {SAVES_MAX, SAVED_MAX}, true};
+  SaveFrames save_frames{save_desk, SAVE_KINDS};
+  LeaseFrames frames{desk, times, save_frames, KINDS, {4096, 64, 2000}, standing_clock};
 };
 
 std::vector<uint8_t> bin(const std::vector<uint8_t>& bytes) {
@@ -82,10 +92,41 @@ std::vector<uint8_t> bin(const std::vector<uint8_t>& bytes) {
   return packed;
 }
 
+// A Reserve of a chain from the root, behind the stored one, or behind a chunk that may be being saved.
+std::vector<uint8_t> reserve_of(Input& input) {
+  const auto chunks = static_cast<uint32_t>(1 + input.up_to(SAVED_MAX));
+  const auto form = static_cast<uint32_t>(1 + input.up_to(1));
+  uint32_t run[7] = {0, form, chunks, 0, 0, 0, 0};
+  if (input.up_to(7) == 0) {
+    run[input.up_to(6)] = static_cast<uint32_t>(input.up_to(3));
+  }
+  std::vector<uint8_t> packed(sizeof(run));
+  std::memcpy(packed.data(), run, sizeof(run));
+  std::vector<uint8_t> keys;
+  if (form == 2) {
+    keys = key_of(static_cast<uint8_t>(input.up_to(1) == 0 ? CHAIN : 20 + input.up_to(60)));
+  }
+  append(keys, keys_of(static_cast<uint8_t>(input.up_to(3) == 0 ? 1 : 20 + input.up_to(60)), chunks));
+  std::vector<uint8_t> body{0x96, 20, 7};
+  append(body, bin(packed));
+  append(body, bin(keys));
+  append(body, {0xc4, 0, 0xc4, 0});
+  return body;
+}
+
+std::vector<uint8_t> commit_of(Input& input) {
+  const size_t chunks = 1 + input.up_to(4);
+  std::vector<uint8_t> body{0x96, 22, 8, static_cast<uint8_t>(1 + input.up_to(20))};
+  append(body, bin(std::vector<uint8_t>(chunks * sizeof(uint32_t), 1)));
+  append(body, bin(std::vector<uint8_t>(input.up_to(1) * chunks * TOKENS * sizeof(int32_t), 2)));
+  append(body, bin(std::vector<uint8_t>(input.up_to(1) * 16, 3)));
+  return body;
+}
+
 // A frame that is right but for what the input says.
 std::vector<uint8_t> frame_of(Input& input) {
   std::vector<uint8_t> body;
-  const auto choice = input.up_to(3);
+  const auto choice = input.up_to(5);
   if (choice == 0) {
     append(body, {0x95, 10, 5});
     auto keys = keys_of(1, input.up_to(1) == 0 ? 1 : CHAIN);
@@ -97,6 +138,10 @@ std::vector<uint8_t> frame_of(Input& input) {
     append(body, {static_cast<uint8_t>(input.up_to(7) == 0 ? input.up_to(127) : CHAIN), 0xa0});
   } else if (choice == 3) {
     body = input.bytes(input.up_to(60));
+  } else if (choice == 4) {
+    body = reserve_of(input);
+  } else if (choice == 5) {
+    body = commit_of(input);
   } else {
     append(body, {0x93, static_cast<uint8_t>(choice == 1 ? 62 : 13), 6});
     std::vector<uint8_t> numbers(8 * input.up_to(4));
@@ -141,7 +186,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       append(arrived, frame_of(input));
     }
     now_ns += input.up_to(200);
-    const auto served = setting.frames.serve(setting.reader, arrived, now_ns, 1);
+    const auto served = setting.frames.serve(setting.reader, input.up_to(7) == 0 ? nullptr : &setting.writer, arrived, now_ns, 1);
     FUZZ_EXPECT(served.consumed <= arrived.size());
     const size_t requests = count_frames(arrived, served.consumed);
     FUZZ_EXPECT(count_frames(served.answers, served.answers.size()) <= requests);
@@ -156,7 +201,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       holds += lease->holds.size();
     }
     FUZZ_EXPECT(setting.leases.size() <= LEASES_MAX && setting.leases.verify().empty());
-    FUZZ_EXPECT(setting.directory.stats().holds == holds);
+    FUZZ_EXPECT(setting.directory.stats().holds - setting.directory.stats().waiting_runs == holds);
+    for (const PlainSave& save : setting.saves.take_expired(now_ns)) {
+      setting.directory.end_reservation(save.holder, now_ns);
+    }
+    FUZZ_EXPECT(setting.saves.size() <= SAVES_MAX && setting.saves.verify().empty());
+    FUZZ_EXPECT(setting.directory.stats().reservations == setting.saves.size());
   }
   FUZZ_EXPECT(setting.directory.verify().empty());
   return 0;

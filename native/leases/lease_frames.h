@@ -1,6 +1,7 @@
 // Lease frames: requests for leases as they arrive, and their answers as they are sent, without a step in between.
 //
-// What it is: the frames of the local socket (docs/protocol.md) of three kinds: Acquire, DropLeases and Renew. What it is not: a decoder of
+// What it is: the frames of the local socket (docs/protocol.md) of three kinds: Acquire, DropLeases and Renew; those about plain saves among
+// them are passed on (save_frames.h). What it is not: a decoder of
 // all frames. A frame of another kind, or in any other form than a client of ours sends, is left to who decodes all of them and says what is
 // wrong with it; so is a request that the desk cannot serve as a whole.
 //
@@ -15,6 +16,7 @@
 
 #include "leases/lease_desk.h"
 #include "leases/verb_times.h"
+#include "saves/save_frames.h"
 
 namespace kvpool {
 
@@ -39,18 +41,22 @@ class LeaseFrames {
     size_t consumed = 0;            // leading bytes: whole frames, which were served
     std::vector<uint8_t> answers;   // whole frames
     bool has_backlog = false;       // holds are left to be released
+    std::vector<SaveNote> saves;    // what was answered about saves
   };
   using Clock = uint64_t (*)();  // nanoseconds, of any beginning
 
-  // REQUIRES: desk and times live as long.
-  LeaseFrames(LeaseDesk& desk, VerbTimes& times, LeaseKinds kinds, Bounds bounds, Clock clock)
-      : desk_(desk), times_(times), kinds_(kinds), bounds_(bounds), clock_(clock) {}
+  // REQUIRES: desk, times and saves live as long.
+  LeaseFrames(LeaseDesk& desk, VerbTimes& times, SaveFrames& saves, LeaseKinds kinds, Bounds bounds, Clock clock)
+      : desk_(desk), times_(times), saves_(saves), kinds_(kinds), bounds_(bounds), clock_(clock) {}
 
-  // Serves leading frames of these bytes, until one is not for here, or so long has passed. `now_ns`: of the leases' clock.
-  [[nodiscard]] Served serve(const Reader& reader, std::span<const uint8_t> arrived, uint64_t now_ns, uint64_t left_ns);
+  // Serves leading frames of these bytes, until one is not for here, or so long has passed. `now_ns`: of the leases' clock. `writer`: as
+  // which the session saves; nullptr: it may not now.
+  [[nodiscard]] Served serve(const Reader& reader, const SaveWriter* writer, std::span<const uint8_t> arrived, uint64_t now_ns,
+                             uint64_t left_ns);
 
  private:
-  [[nodiscard]] std::optional<uint32_t> serve_frame(const Reader& reader, std::span<const uint8_t> body, uint64_t now_ns, Served& served);
+  [[nodiscard]] std::optional<uint32_t> serve_frame(const Reader& reader, const SaveWriter* writer, std::span<const uint8_t> body,
+                                                    uint64_t now_ns, Served& served);
   [[nodiscard]] bool serve_acquire(const Reader& reader, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
                                    Served& served);
   [[nodiscard]] bool serve_drop(const Reader& reader, std::span<const uint8_t> packed, uint64_t now_ns, Served& served);
@@ -60,6 +66,7 @@ class LeaseFrames {
 
   LeaseDesk& desk_;
   VerbTimes& times_;
+  SaveFrames& saves_;
   const LeaseKinds kinds_;
   const Bounds bounds_;
   const Clock clock_;

@@ -37,6 +37,10 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import RunForm
 from kvpool.states import SaveState
 
+# Chunks of a plain save that are reserved or committed in one call: less than half a millisecond, with an eviction for each
+# (measured: 0.7 µs each).
+SAVED_AT_ONCE = 512
+
 
 class AskedRun(NamedTuple):
     """Chunks of one group that a save wants slots for. `session`: the group's. `share`: of the part of each that is written;
@@ -61,13 +65,15 @@ class Writers:
         ttl_ns: int,
         reservations_max: int,
         is_staged: bool = False,
+        keeps_token_ids: bool = True,
         dram: DramConfig | None = None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
         """`retention`: sets that of the chunks that a save names. `dram`: of which joint saves may have a part.
         `on_backlog`: see `EndingReservations`.
 
-        `is_staged`: clients write staging memory, the daemon copies from there.
+        `is_staged`: clients write staging memory, the daemon copies from there. `keeps_token_ids`: those of chunks are
+        stored with them.
         """
         self._directory = directory
         self._retention = retention
@@ -81,6 +87,14 @@ class Writers:
             directory, self._ending_reservations, ttl_ns=ttl_ns, dram=dram, on_backlog=on_backlog
         )
         self._is_staged = is_staged
+        self.desk = kvpool_native.SaveDesk(
+            directory,
+            self._reservations.plain,
+            None if hit_curve is None else hit_curve.distances,
+            reservations_max,
+            SAVED_AT_ONCE,
+            keeps_token_ids,
+        )
         self.followed = FollowedSaves(directory, on_backlog)
         # Called with a connection whose slots would stay unusable for long.
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None
@@ -88,6 +102,13 @@ class Writers:
 
     def __repr__(self) -> str:
         return f"<Writers {self.reservations} reservations>"
+
+    def writer_of(self, session: EngineSession) -> kvpool_native.SaveWriter | None:
+        """The session as the save desk knows it; None where it has no plain saves: of a scheduler, or a daemon that copies."""
+        if session.layout.rank is None or self._is_staged:
+            return None
+        self._reservations.join(session)
+        return kvpool_native.SaveWriter(self._directory, session.connection, [part.written for part in session.parts])
 
     def change_ttl(self, ttl_ns: int) -> None:
         """Change the time to live of reservations made from now on."""

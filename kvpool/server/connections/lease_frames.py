@@ -1,7 +1,9 @@
-"""Lease frames: an engine's requests about leases, served from the bytes that arrived to the bytes of the answer in one call.
+"""Lease frames: an engine's requests about leases and plain saves, served from the bytes that arrived to the bytes of the
+answer in one call.
 
-An ordinary acquire of what DRAM has, a release, a renewal. Everything else, and a connection whose leases have watchers, is
-left to the verbs, which stand on the same native desk. Control thread only.
+An ordinary acquire of what DRAM has, a release, a renewal; a reservation for one chain that has room, a commit of it.
+Everything else, and a connection whose leases have watchers, is left to the verbs, which stand on the same native desks.
+Control thread only.
 """
 
 from collections.abc import Callable
@@ -30,21 +32,36 @@ class LeaseFrames:
         self._clock = clock
         desk = chains.readers.desk
         bounds = (frames.FRAME_BYTES_MAX, m.RENEWALS_MAX, ANSWER_BYTES_MAX)
-        self._native = kvpool_native.LeaseFrames(desk, times.native, _KINDS, *bounds)
+        saves = kvpool_native.SaveFrames(
+            chains.writers.desk,
+            reserve=m.Reserve.KIND,
+            reserved=m.Reserved.KIND,
+            commit=m.Commit.KIND,
+            committed=m.Committed.KIND,
+        )
+        self._native = kvpool_native.LeaseFrames(desk, times.native, saves, _KINDS, *bounds)
 
     def of_session(self, session: EngineSession) -> ServeAtOnce:
         """What serves the frames of a session's connection, of the newest version."""
-        chains, clock, serve_frames, reader = self._chains, self._clock, self._native.serve, session.reader
+        chains, clock, reader = self._chains, self._clock, session.reader
+        serve_frames, writer = self._native.serve, chains.writers.writer_of(session)
 
         def serve(arrived: bytes, left_ns: int) -> tuple[int, bytes] | None:
             if chains.has_watchers(session):
                 return None
-            served = serve_frames(reader, arrived, clock.now_ns(), left_ns)
+            own = writer if chains.may_save_at_once else None
+            with chains.tiering.protecting(own is not None):
+                served = serve_frames(reader, own, arrived, clock.now_ns(), left_ns)
+                if served is None and own is not None and chains.journal.is_behind:
+                    chains.journal.keep_up()  # what was published is recorded before a reservation evicts more
+                    served = serve_frames(reader, own, arrived, clock.now_ns(), left_ns)
             if served is None:
                 return None
             chains.expiry.schedule()
             if served.has_backlog:
                 chains.readers.ending.call_again()
+            if saves := served.saves:
+                chains.note_saves(session, saves)
             return served.consumed, served.answers
 
         return serve

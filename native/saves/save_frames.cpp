@@ -1,0 +1,80 @@
+#include "saves/save_frames.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/frame_fields.h"
+
+namespace kvpool {
+
+bool SaveFrames::serve(const SaveWriter& writer, uint32_t kind, size_t values, std::span<const uint8_t> packed, uint64_t sequence,
+                       uint64_t now_ns, std::vector<uint8_t>& answers, std::vector<SaveNote>& notes) {
+  if (kind == kinds_.reserve && values == 6) {
+    return !desk_.is_behind() && serve_reserve(writer, packed, sequence, now_ns, answers, notes);
+  }
+  return kind == kinds_.commit && values == 6 && serve_commit(writer, packed, sequence, now_ns, answers, notes);
+}
+
+bool SaveFrames::serve_reserve(const SaveWriter& writer, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
+                               std::vector<uint8_t>& answers, std::vector<SaveNote>& notes) {
+  FrameFields fields(packed);
+  const auto runs = fields.bytes();
+  const auto keys = fields.bytes();
+  const auto priorities = fields.bytes();
+  const auto durations = fields.bytes();
+  if (!runs || !keys || !priorities || !durations || !fields.is_end() || !priorities->empty() || !durations->empty()) {
+    return false;
+  }
+  std::optional<MadeSave> made = desk_.reserve(writer, *runs, *keys, now_ns);
+  if (!made) {
+    return false;
+  }
+  const size_t begin = begin_frame(answers);
+  FrameWriter to(answers);
+  to.array(7);
+  to.number(kinds_.reserved);
+  to.number(sequence);
+  to.number(made->save);
+  write_column(to, made->slots.states);
+  write_column(to, made->slots.offsets);
+  write_column(to, made->slots.generations);
+  to.bytes(0);
+  end_frame(answers, begin);
+  const bool is_declined = std::ranges::any_of(made->slots.states, [](uint8_t state) {
+    return state != static_cast<uint8_t>(SaveState::RESERVED) && state != static_cast<uint8_t>(SaveState::PRESENT);
+  });
+  SaveNote note{false, made->group, std::move(made->slots.states), {}};
+  if (is_declined) {
+    const auto own = keys->last(note.states.size() * KEY_BYTES);
+    note.keys.assign(own.begin(), own.end());
+  }
+  notes.push_back(std::move(note));
+  return true;
+}
+
+bool SaveFrames::serve_commit(const SaveWriter& writer, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
+                              std::vector<uint8_t>& answers, std::vector<SaveNote>& notes) {
+  FrameFields fields(packed);
+  const auto save = fields.number();
+  const auto checksums = fields.bytes();
+  const auto tokens = fields.bytes();
+  const auto scope = fields.bytes();
+  if (!save || !checksums || !tokens || !scope || !fields.is_end()) {
+    return false;
+  }
+  std::optional<CommittedChunks> made = desk_.commit(writer, *save, *checksums, *tokens, *scope, now_ns);
+  if (!made) {
+    return false;
+  }
+  const size_t begin = begin_frame(answers);
+  FrameWriter to(answers);
+  to.array(3);
+  to.number(kinds_.committed);
+  to.number(sequence);
+  write_column(to, made->states);
+  end_frame(answers, begin);
+  notes.push_back({true, made->group, std::move(made->states), {}});
+  return true;
+}
+
+}  // namespace kvpool
