@@ -31,6 +31,11 @@ def keys_in(packed: bytes) -> int:
     return len(packed) // KEY_BYTES
 
 
+def packed_part(packed: bytes, first: int, end: int) -> bytes:
+    """The keys from `first` up to `end` of a column's bytes."""
+    return packed[first * KEY_BYTES : end * KEY_BYTES]
+
+
 class KeyColumn(Sequence[bytes]):
     """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
 

@@ -43,17 +43,16 @@ def encode_for(record: object, sequence: int, version: int) -> bytes:
     """The frame that carries `record` to a peer of this version."""
     if version >= NEWEST:
         return m.encode(record, sequence)
+    return frames.encode(record.KIND, sequence, values_for(record, version))  # type: ignore[attr-defined]
+
+
+def values_for(record: object, version: int) -> tuple[object, ...]:
+    """What that frame has of a record."""
+    if version >= NEWEST:
+        return m.values_of(record)
     if version < SINCE.get(type(record), OLDEST):
         raise AssertionError(f"{type(record).__name__} is sent to a peer of version {version}")
-    values = m.values_of(record)[: fields_of(type(record), version)]
-    return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]
-
-
-def pieces_for(record: object, sequence: int, version: int) -> list[bytes]:
-    """The same frame in pieces, see `frames.encode_pieces`."""
-    if version < NEWEST:
-        return [encode_for(record, sequence, version)]
-    return frames.encode_pieces(record.KIND, sequence, m.values_of(record))  # type: ignore[attr-defined]
+    return m.values_of(record)[: fields_of(type(record), version)]
 
 
 def fields_of(record: type[Any], version: int) -> int | None:

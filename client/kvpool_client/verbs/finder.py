@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn, keys_in
+from kvpool.key_column import KeyColumn, keys_in, packed_part
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
@@ -54,6 +54,7 @@ class Finder:
             for part in layout.group_layouts
             for _ in range(ranks)
         ]
+        self._leaf_runs = [run or 1 for run in self._runs]
         self._full = [number for number, run in enumerate(self._runs) if run is None]
         self._others = [(number, run) for number, run in enumerate(self._runs) if run is not None]
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s, clock=clock)
@@ -155,8 +156,10 @@ class Finder:
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
         return b"".join(
-            KeyColumn(column)[0 if run is None else max(0, chunks - run) : chunks].packed
-            for column, run in zip(keys.columns(), self._runs, strict=True)
+            [
+                packed_part(column, 0 if run is None or run > chunks else chunks - run, chunks)
+                for column, run in zip(keys.columns(), self._runs, strict=True)
+            ]
         )
 
     def leaves_of(self, keys: KeyChain, chunks: int) -> bytes:
@@ -166,8 +169,8 @@ class Finder:
             return b""
         return b"".join(
             [
-                KeyColumn(column)[max(0, chunks - (run or 1)) : chunks].packed
-                for column, run in zip(keys.columns(), self._runs, strict=True)
+                packed_part(column, 0 if run > chunks else chunks - run, chunks)
+                for column, run in zip(keys.columns(), self._leaf_runs, strict=True)
             ]
         )
 

@@ -4,6 +4,7 @@ One round trip; a second one where some of the hit was evicted since the lookup,
 failure of the daemon gives an empty lease. Any thread.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -171,11 +172,13 @@ class LeaseFetcher:
     def _requests(self, hit: Hit, *, seeks: bool = True) -> Iterator[tuple[Hit, m.Acquire]]:
         """What to ask for to lease a hit, one after the other until something is leased. `seeks`: the shared store may be
         asked, which takes its time."""
-        finder, chunks = self._finder, hit.chunks
         # A daemon whose DRAM has not all of the chunks must know the key of each, to fetch the others or find those it has.
-        leaves = finder.leaves_of(hit.keys, chunks) if hit.tiers.item(chunks - 1) <= DRAM else b""
-        if leaves:
-            yield hit, m.Acquire(leaves, chunks)
+        leaves = self._finder.leaves_of(hit.keys, hit.chunks) if hit.tiers.item(hit.chunks - 1) <= DRAM else b""
+        further = self._requests_by_key(hit, seeks=seeks)
+        return itertools.chain([(hit, m.Acquire(leaves, hit.chunks))], further) if leaves else further
+
+    def _requests_by_key(self, hit: Hit, *, seeks: bool) -> Iterator[tuple[Hit, m.Acquire]]:
+        finder, chunks = self._finder, hit.chunks
         yield hit, m.Acquire(finder.keys_of(hit.keys, chunks), chunks, hit.owner)
         for other in self._other_hits(hit, seeks=seeks) if finder.has_windows else ():
             if other.chunks:

@@ -23,21 +23,20 @@ from tests.rigs.payload import load_all, payload_of, store, tokens_of
 def record_session(daemon: Daemon) -> list[bytes]:
     """Run a session of the client library, of two raw connections and of an operator; every frame that was sent."""
     frames: list[bytes] = []
-    encode, pieces_for = m.encode, versions.pieces_for
+    encode, values_for = m.encode, versions.values_for
 
     def recording(record: object, sequence: int) -> bytes:
         frame = encode(record, sequence)
         frames.append(frame)
         return frame
 
-    def recording_pieces(record: object, sequence: int, version: int) -> list[bytes]:
-        pieces = pieces_for(record, sequence, version)
-        frames.append(b"".join(pieces))
-        return pieces
+    def recording_values(record: object, version: int) -> tuple[object, ...]:
+        frames.append(encode(record, len(frames)))
+        return values_for(record, version)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(m, "encode", recording)
-        patch.setattr(versions, "pieces_for", recording_pieces)
+        patch.setattr(versions, "values_for", recording_values)
         _run_session(daemon)
     kinds = {record.KIND for record in SENT}
     assert {frame[5] for frame in frames} >= kinds, "every kind of request was sent"
