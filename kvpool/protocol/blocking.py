@@ -148,7 +148,11 @@ class BlockingConnection:
         """One round trip. Raises Refused, also for what the daemon is too old for, DaemonUnreachable (also when time runs out)
         or ProtocolError. `descriptors`: so many may come with the answer."""
         protocol = self.welcome.protocol
-        if versions.SINCE.get(type(request), versions.OLDEST) > protocol:
+        if protocol >= versions.NEWEST:
+            values = m.READERS[type(request)](request)
+        elif versions.SINCE.get(type(request), versions.OLDEST) <= protocol:
+            values = versions.values_for(request, protocol)
+        else:
             raise Refused(
                 "version", f"the daemon is kvpoold {self.welcome.version}, which cannot do this yet: update it"
             )
@@ -157,7 +161,7 @@ class BlockingConnection:
             body = self._frames.ask(
                 request.KIND,  # type: ignore[attr-defined]  # every record has KIND
                 sequence,
-                versions.values_for(request, protocol),
+                values,
                 self._timeout_s if timeout_s is None else timeout_s,
                 descriptors,
             )
@@ -169,10 +173,10 @@ class BlockingConnection:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         except kvpool_native.MalformedFrame as error:
             raise ProtocolError(str(error)) from error
-        kind, found, values = frames.decode(body)
+        kind, found, fields = frames.decode(body)
         if kind != answer.KIND or found != sequence:  # type: ignore[attr-defined]
-            raise self._misfit(answer, kind, found, values)
-        return versions.decode_from(answer, values, protocol)
+            raise self._misfit(answer, kind, found, fields)
+        return m.decode_as(answer, fields) if protocol >= versions.NEWEST else versions.decode_of_any(answer, fields)
 
     def call_for_descriptor(
         self, request: object, answer: type[Answer], timeout_s: float | None = None

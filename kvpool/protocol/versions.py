@@ -47,22 +47,15 @@ def encode_for(record: object, sequence: int, version: int) -> bytes:
 
 
 def values_for(record: object, version: int) -> tuple[object, ...]:
-    """What that frame has of a record."""
-    if version >= NEWEST:
-        return m.values_of(record)
+    """What that frame has of a record, for a peer of an earlier version."""
     if version < SINCE.get(type(record), OLDEST):
         raise AssertionError(f"{type(record).__name__} is sent to a peer of version {version}")
-    return m.values_of(record)[: fields_of(type(record), version)]
+    return m.READERS[type(record)](record)[: fields_of(type(record), version)]
 
 
 def fields_of(record: type[Any], version: int) -> int | None:
     """How many fields a record has in a version; None: all of them."""
     return next((count for last, count in FIELDS_UP_TO.get(record, ()) if version <= last), None)
-
-
-def decode_from(record: type[Record], values: list[object], version: int) -> Record:
-    """The record of a peer of this version. Raises ProtocolError."""
-    return m.decode_as(record, values) if version >= NEWEST else decode_of_any(record, values)
 
 
 def decode_of_any(record: type[Record], values: list[object]) -> Record:

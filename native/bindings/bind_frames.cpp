@@ -233,7 +233,7 @@ bool post(FrameSocket& socket, const nb::bytes& frames) {
 
 }  // namespace
 
-void bind_frames(nb::module_& module) {
+void bind_frame_socket(nb::module_& module) {
   nb::exception<MalformedFrame>(module, "MalformedFrame", PyExc_ValueError);
   module.def("encode_frame", &encode_frame, "kind"_a, "sequence"_a, "fields"_a,
              "The frame of these fields, a tuple or list of numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.\n"

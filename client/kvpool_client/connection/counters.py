@@ -39,7 +39,7 @@ class Counters:
     def count(self, name: str, amount: int) -> None:
         """Add to a counter that only this Pool shows."""
         with self._lock:
-            self._add(name, amount)
+            self._totals[name] = self._totals.get(name, 0) + amount
 
     def count_lookup(self, asked: int, tiers: bytes) -> None:
         """A lookup of `asked` chunks found `tiers`: the level of each chunk of the hit."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn, keys_in, packed_part
+from kvpool.key_column import KeyColumn, keys_in, last_keys
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
@@ -48,13 +48,13 @@ class Finder:
         self._link = link
         self._counters = counters
         ranks = len(layout.ranks)
-        # By column: None for a full group, else how many chunks before a hit's end it needs.
+        # By column: None for a full group, else how many chunks before a hit's end it needs. The same by leaves.
         self._runs = [
             None if part.is_chained else part.chunks_of(m.KEYS_MAX)
             for part in layout.group_layouts
             for _ in range(ranks)
         ]
-        self._leaf_runs = [run or 1 for run in self._runs]
+        self._leaf_runs = [1 if run is None else run for run in self._runs]
         self._full = [number for number, run in enumerate(self._runs) if run is None]
         self._others = [(number, run) for number, run in enumerate(self._runs) if run is not None]
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s, clock=clock)
@@ -155,24 +155,14 @@ class Finder:
 
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
-        return b"".join(
-            [
-                packed_part(column, 0 if run is None or run > chunks else chunks - run, chunks)
-                for column, run in zip(keys.columns(), self._runs, strict=True)
-            ]
-        )
+        return last_keys(keys.columns(), self._runs, chunks)
 
     def leaves_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The same, with the last key of each full group's chain for all of it; none where that is no shorter, or for more
         chunks than may be named so."""
         if chunks == 1 or not 0 < chunks * len(self._full) <= m.LEAF_CHUNKS_MAX:
             return b""
-        return b"".join(
-            [
-                packed_part(column, 0 if run > chunks else chunks - run, chunks)
-                for column, run in zip(keys.columns(), self._leaf_runs, strict=True)
-            ]
-        )
+        return last_keys(keys.columns(), self._leaf_runs, chunks)
 
     def _most(self, asked: int, chunks_max: int | None) -> int:
         """How many chunks a hit may have, of so many keys."""

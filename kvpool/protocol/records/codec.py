@@ -13,19 +13,30 @@ from kvpool.protocol import frames
 
 Record = TypeVar("Record")
 _TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
-_READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
+
+
+class _Readers(dict[type[Any], Callable[[Any], tuple[object, ...]]]):
+    """What reads a record's fields in order, by its class."""
+
+    def __missing__(self, record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+        names: tuple[str, ...] = record.__slots__
+        if len(names) > 1:
+            self[record] = attrgetter(*names)
+        elif names:
+            only = attrgetter(*names)
+            self[record] = lambda one: (only(one),)
+        else:
+            self[record] = lambda _: ()
+        return self[record]
+
+
+# `READERS[type(record)](record)`: most are read without a step of the interpreter.
+READERS = _Readers()
 
 
 def encode(record: object, sequence: int) -> bytes:
     """The frame that carries `record`."""
-    read = _READERS.get(type(record)) or _reader_of(type(record))
-    return frames.encode(record.KIND, sequence, read(record))  # type: ignore[attr-defined]  # every record has KIND
-
-
-def values_of(record: object) -> tuple[object, ...]:
-    """A record's fields in order."""
-    read = _READERS.get(type(record)) or _reader_of(type(record))
-    return read(record)
+    return frames.encode(record.KIND, sequence, READERS[type(record)](record))  # type: ignore[attr-defined]  # it has KIND
 
 
 def decode_as(record: type[Record], values: list[object]) -> Record:
@@ -45,18 +56,6 @@ def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...
         (type(value), kind) for value, kind in zip(values, types, strict=True) if type(value) is not kind
     )
     return ProtocolError(f"{record.__name__} has a field of {found.__name__}, expected {expected.__name__}")
-
-
-def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
-    names: tuple[str, ...] = record.__slots__
-    if len(names) > 1:
-        _READERS[record] = attrgetter(*names)
-    elif names:
-        only = attrgetter(*names)
-        _READERS[record] = lambda one: (only(one),)
-    else:
-        _READERS[record] = lambda _: ()
-    return _READERS[record]
 
 
 def field_types(record: type[Any]) -> tuple[type[Any], ...]:

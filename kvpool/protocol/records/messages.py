@@ -10,9 +10,9 @@ Requests carry a sequence number that the answer repeats; those of `one_way`, an
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvpool.protocol.records.codec import READERS as READERS
 from kvpool.protocol.records.codec import decode_as as decode_as
 from kvpool.protocol.records.codec import encode as encode
-from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1  # the newest version; see `versions`
