@@ -40,9 +40,9 @@ DEVICE_MOVE_ROW: RowLayout = ...
 class MalformedFrame(ValueError):
     pass
 
-def encode_frame(kind: int, sequence: int, fields: Sequence[Any]) -> bytes:
+def encode_record(kind: int, sequence: int, record: object, names: tuple[str, ...]) -> bytes:
     """
-    The frame of these fields, a tuple or list of numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.
+    The frame of a record's fields, by their names: numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.
     AssertionError for one that is too long.
     """
 
@@ -56,9 +56,9 @@ class FrameSocket:
     def __init__(self, fd: int) -> None:
         """Of a connected stream socket, which somebody else closes."""
 
-    def ask(self, kind: int, sequence: int, fields: Sequence[Any], timeout_s: float, descriptors: int = 0) -> bytes:
+    def ask(self, kind: int, sequence: int, record: object, names: tuple[str, ...], timeout_s: float, descriptors: int = 0) -> bytes:
         """
-        Sends a frame as `encode_frame` makes it, and returns the body of the next one, with which so many descriptors may come.
+        Sends a frame as `encode_record` makes it, and returns the body of the next one, with which so many descriptors may come.
         """
 
     def receive(self, timeout_s: float, descriptors: int = 0) -> bytes:

@@ -143,15 +143,15 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def call(
-        self, request: object, answer: type[Answer], timeout_s: float | None = None, *, descriptors: int = 0
+        self, request: Any, answer: type[Answer], timeout_s: float | None = None, *, descriptors: int = 0
     ) -> Answer:
         """One round trip. Raises Refused, also for what the daemon is too old for, DaemonUnreachable (also when time runs out)
         or ProtocolError. `descriptors`: so many may come with the answer."""
         protocol = self.welcome.protocol
         if protocol >= versions.NEWEST:
-            values = m.READERS[type(request)](request)
+            names = request.__slots__
         elif versions.SINCE.get(type(request), versions.OLDEST) <= protocol:
-            values = versions.values_for(request, protocol)
+            names = versions.names_for(type(request), protocol)
         else:
             raise Refused(
                 "version", f"the daemon is kvpoold {self.welcome.version}, which cannot do this yet: update it"
@@ -159,9 +159,10 @@ class BlockingConnection:
         self._sequence = sequence = self._sequence + 1
         try:
             body = self._frames.ask(
-                request.KIND,  # type: ignore[attr-defined]  # every record has KIND
+                request.KIND,
                 sequence,
-                values,
+                request,
+                names,
                 self._timeout_s if timeout_s is None else timeout_s,
                 descriptors,
             )

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 import msgpack
 
-import kvpool_native
 from kvpool.errors import ProtocolError
 
 FRAME_BYTES_MAX = 1 << 20
@@ -27,8 +26,6 @@ ITEMS_MAX = 4096
 COPIED_BYTES_MAX = 1024
 # Bytes of decoded frames that may stay in the buffer, so that small frames are not copied again and again.
 TAKEN_BYTES_KEPT = 16 << 10
-# A whole frame, of a kind, a sequence and fields. The caller keeps them under the limit: AssertionError for a longer frame.
-encode = kvpool_native.encode_frame
 
 
 def decode(body: bytes | bytearray | memoryview) -> tuple[int, int, list[object]]:

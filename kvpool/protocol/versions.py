@@ -9,8 +9,8 @@ one version; tests/golden/protocol_1.txt has its bytes. Pure functions; any thre
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+import kvpool_native
 from kvpool.errors import Refused
-from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 
 OLDEST = 1
@@ -39,18 +39,18 @@ def choose(oldest: int, newest: int) -> int:
     return chosen
 
 
-def encode_for(record: object, sequence: int, version: int) -> bytes:
+def encode_for(record: Any, sequence: int, version: int) -> bytes:
     """The frame that carries `record` to a peer of this version."""
     if version >= NEWEST:
         return m.encode(record, sequence)
-    return frames.encode(record.KIND, sequence, values_for(record, version))  # type: ignore[attr-defined]
+    return kvpool_native.encode_record(record.KIND, sequence, record, names_for(type(record), version))
 
 
-def values_for(record: object, version: int) -> tuple[object, ...]:
-    """What that frame has of a record, for a peer of an earlier version."""
-    if version < SINCE.get(type(record), OLDEST):
-        raise AssertionError(f"{type(record).__name__} is sent to a peer of version {version}")
-    return m.READERS[type(record)](record)[: fields_of(type(record), version)]
+def names_for(record: type[Any], version: int) -> tuple[str, ...]:
+    """The fields of a record that a peer of an earlier version gets."""
+    assert version >= SINCE.get(record, OLDEST), f"{record.__name__} is sent to a peer of version {version}"
+    names: tuple[str, ...] = record.__slots__
+    return names[: fields_of(record, version)]
 
 
 def fields_of(record: type[Any], version: int) -> int | None:

@@ -20,8 +20,7 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-// A tuple or a list of plain values.
-using FieldValues = nb::typed<nb::sequence, nb::any>;
+using FieldNames = nb::typed<nb::tuple, nb::str, nb::ellipsis>;
 
 constexpr double TIMEOUT_S_MAX = 1e9;
 constexpr unsigned DEPTH_MAX = 64;  // of lists and maps within one another; records have three
@@ -119,10 +118,12 @@ void put_value(FrameWriter& writer, PyObject* value, unsigned depth) {
   }
 }
 
-void write_frame(FrameWriter& writer, uint64_t kind, uint64_t sequence, const FieldValues& fields) {
-  writer.begin(kind, sequence, nb::len(fields));
-  for (const nb::handle field : fields) {
-    put_value(writer, field.ptr(), 0);
+// REQUIRES: nobody changes the record until the frame was sent.
+void write_record(FrameWriter& writer, uint64_t kind, uint64_t sequence, nb::handle record, const FieldNames& names) {
+  writer.begin(kind, sequence, names.size());
+  for (const nb::handle name : names) {
+    const nb::object value = nb::getattr(record, name);  // the record has it, too
+    put_value(writer, value.ptr(), 0);
   }
   if (writer.body_bytes() > FRAME_BODY_BYTES_MAX) {
     raise(PyExc_AssertionError, "frame of kind " + std::to_string(kind) + " has " + std::to_string(writer.body_bytes()) +
@@ -130,9 +131,9 @@ void write_frame(FrameWriter& writer, uint64_t kind, uint64_t sequence, const Fi
   }
 }
 
-nb::bytes encode_frame(uint64_t kind, uint64_t sequence, const FieldValues& fields) {
+nb::bytes encode_record(uint64_t kind, uint64_t sequence, nb::handle record, const FieldNames& names) {
   FrameWriter writer;
-  write_frame(writer, kind, sequence, fields);
+  write_record(writer, kind, sequence, record, names);
   const auto size = static_cast<Py_ssize_t>(FRAME_LENGTH_BYTES + writer.body_bytes());
   nb::bytes frame = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, size));
   if (!frame.is_valid()) {
@@ -195,8 +196,9 @@ std::chrono::nanoseconds nanoseconds_of(double seconds) {
 
 nb::bytes body_of(const FrameSocket& socket) { return nb::bytes(socket.body().data(), socket.body().size()); }
 
-nb::bytes ask(FrameSocket& socket, uint64_t kind, uint64_t sequence, const FieldValues& fields, double timeout_s, size_t descriptors) {
-  write_frame(socket.writer(), kind, sequence, fields);
+nb::bytes ask(FrameSocket& socket, uint64_t kind, uint64_t sequence, nb::handle record, const FieldNames& names, double timeout_s,
+              size_t descriptors) {
+  write_record(socket.writer(), kind, sequence, record, names);
   socket.begin(nanoseconds_of(timeout_s), descriptors);
   socket.take_frame();
   carry_out(socket, [&] {
@@ -235,16 +237,16 @@ bool post(FrameSocket& socket, const nb::bytes& frames) {
 
 void bind_frame_socket(nb::module_& module) {
   nb::exception<MalformedFrame>(module, "MalformedFrame", PyExc_ValueError);
-  module.def("encode_frame", &encode_frame, "kind"_a, "sequence"_a, "fields"_a,
-             "The frame of these fields, a tuple or list of numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.\n"
+  module.def("encode_record", &encode_record, "kind"_a, "sequence"_a, "record"_a, "names"_a,
+             "The frame of a record's fields, by their names: numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.\n"
              "AssertionError for one that is too long.");
   nb::class_<FrameSocket>(module, "FrameSocket",
                           "A client's end of the daemon's socket: sends frames, and receives those that answer them. One thread at a time.\n"
                           "OSError where the socket fails, is closed (ConnectionResetError) or time runs out (TimeoutError), MalformedFrame for\n"
                           "what is no frame: after each the socket is of no use. Signals' handlers run meanwhile. GIL released over waits.")
       .def(nb::init<int>(), "fd"_a, "Of a connected stream socket, which somebody else closes.")
-      .def("ask", &ask, "kind"_a, "sequence"_a, "fields"_a, "timeout_s"_a, "descriptors"_a = 0,
-           "Sends a frame as `encode_frame` makes it, and returns the body of the next one, with which so many descriptors may come.")
+      .def("ask", &ask, "kind"_a, "sequence"_a, "record"_a, "names"_a, "timeout_s"_a, "descriptors"_a = 0,
+           "Sends a frame as `encode_record` makes it, and returns the body of the next one, with which so many descriptors may come.")
       .def("receive", &receive, "timeout_s"_a, "descriptors"_a = 0, "The body of the next frame.")
       .def("send", &send, "frames"_a, "timeout_s"_a, "Sends whole frames.")
       .def("post", &post, "frames"_a, "Sends whole frames without waiting. False where the socket is full: then nothing was sent.")

@@ -174,7 +174,7 @@ class LeaseFetcher:
         """What to ask for to lease a hit, one after the other until something is leased. `seeks`: the shared store may be
         asked, which takes its time."""
         # A daemon whose DRAM has not all of the chunks must know the key of each, to fetch the others or find those it has.
-        leaves = self._finder.leaves_of(hit.keys, hit.chunks) if hit.tiers.item(hit.chunks - 1) <= DRAM else b""
+        leaves = self._finder.leaves_of(hit.keys, hit.chunks) if hit.levels[hit.chunks - 1] <= DRAM else b""
         further = self._requests_by_key(hit, seeks=seeks)
         return itertools.chain([(hit, m.Acquire(leaves, hit.chunks))], further) if leaves else further
 
@@ -195,7 +195,7 @@ class LeaseFetcher:
         if hit.chunks_here == hit.chunks:
             yield finder.find(session, hit.keys, hit.chunks)
             return
-        if seeks and STORE in hit.tiers.tobytes():  # it may have it still: the daemon remembers an answer briefly
+        if seeks and STORE in hit.levels:  # it may have it still: the daemon remembers an answer briefly
             yield finder.find_or_seek(session, hit.keys, hit.chunks)
         else:
             yield finder.find(session, hit.keys, hit.chunks - 1)

@@ -3,40 +3,19 @@
 Works on any dataclass with slots and a KIND. Any thread.
 """
 
-from collections.abc import Callable
 from dataclasses import fields
-from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
+import kvpool_native
 from kvpool.errors import ProtocolError
-from kvpool.protocol import frames
 
 Record = TypeVar("Record")
 _TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
 
 
-class _Readers(dict[type[Any], Callable[[Any], tuple[object, ...]]]):
-    """What reads a record's fields in order, by its class."""
-
-    def __missing__(self, record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
-        names: tuple[str, ...] = record.__slots__
-        if len(names) > 1:
-            self[record] = attrgetter(*names)
-        elif names:
-            only = attrgetter(*names)
-            self[record] = lambda one: (only(one),)
-        else:
-            self[record] = lambda _: ()
-        return self[record]
-
-
-# `READERS[type(record)](record)`: most are read without a step of the interpreter.
-READERS = _Readers()
-
-
-def encode(record: object, sequence: int) -> bytes:
+def encode(record: Any, sequence: int) -> bytes:
     """The frame that carries `record`."""
-    return frames.encode(record.KIND, sequence, READERS[type(record)](record))  # type: ignore[attr-defined]  # it has KIND
+    return kvpool_native.encode_record(record.KIND, sequence, record, record.__slots__)
 
 
 def decode_as(record: type[Record], values: list[object]) -> Record:

@@ -10,7 +10,6 @@ Requests carry a sequence number that the answer repeats; those of `one_way`, an
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvpool.protocol.records.codec import READERS as READERS
 from kvpool.protocol.records.codec import decode_as as decode_as
 from kvpool.protocol.records.codec import encode as encode
 

@@ -2,11 +2,14 @@
 
 import enum
 import random
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
 import pytest
 
+import kvpool_native
 from kvpool.errors import ProtocolError
 from kvpool.protocol.frames import (
     FRAME_BYTES_MAX,
@@ -14,12 +17,17 @@ from kvpool.protocol.frames import (
     FrameReader,
     check_length,
     decode,
-    encode,
 )
 
 
 def _framed(body: bytes) -> bytes:
     return LENGTH.pack(len(body)) + body
+
+
+def encode(kind: int, sequence: int, fields: Sequence[object]) -> bytes:
+    """The frame of these fields, whatever record has them."""
+    named = {f"field{number}": field for number, field in enumerate(fields)}
+    return kvpool_native.encode_record(kind, sequence, SimpleNamespace(**named), tuple(named))
 
 
 def _nested(depth: int) -> bytes:
