@@ -55,9 +55,11 @@ class Deadline:
 
     __slots__ = ("_at_ns", "_now_ns")
 
-    def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
+    def __init__(self, timeout_s: float, clock: Clock | None = None, *, since_ns: int | None = None) -> None:
+        """`timeout_s` from now on, or since this time of the clock."""
         self._now_ns = time.monotonic_ns if clock is None else clock.now_ns
-        self._at_ns = self._now_ns() + int((timeout_s if timeout_s < LONGEST_S else LONGEST_S) * 1e9)
+        begun_ns = self._now_ns() if since_ns is None else since_ns
+        self._at_ns = begun_ns + int((timeout_s if timeout_s < LONGEST_S else LONGEST_S) * 1e9)
 
     def remaining_s(self) -> float:
         """Seconds left, 0.0 when the deadline has passed."""

@@ -37,6 +37,49 @@ CHANGE_ROW: RowLayout = ...
 
 DEVICE_MOVE_ROW: RowLayout = ...
 
+class MalformedFrame(ValueError):
+    pass
+
+def encode_record(kind: int, sequence: int, record: object, names: tuple[str, ...]) -> bytes:
+    """
+    The frame of a record's fields, by their names: numbers of 64 bits, floats, text, bytes, and lists, tuples and maps of such.
+    AssertionError for one that is too long.
+    """
+
+class FrameSocket:
+    """
+    A client's end of the daemon's socket: sends frames, and receives those that answer them. One thread at a time.
+    OSError where the socket fails, is closed (ConnectionResetError) or time runs out (TimeoutError), MalformedFrame for
+    what is no frame: after each the socket is of no use. Signals' handlers run meanwhile. GIL released over waits.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Of a connected stream socket, which somebody else closes."""
+
+    def ask(self, kind: int, sequence: int, record: object, names: tuple[str, ...], timeout_s: float, descriptors: int = 0) -> bytes:
+        """
+        Sends a frame as `encode_record` makes it, and returns the body of the next one, with which so many descriptors may come.
+        """
+
+    def receive(self, timeout_s: float, descriptors: int = 0) -> bytes:
+        """The body of the next frame."""
+
+    def send(self, frames: bytes, timeout_s: float) -> None:
+        """Sends whole frames."""
+
+    def post(self, frames: bytes) -> bool:
+        """
+        Sends whole frames without waiting. False where the socket is full: then nothing was sent.
+        """
+
+    def take_descriptors(self) -> list[int]:
+        """
+        Those that came with the latest answer, once; the caller closes them. What nobody takes is closed.
+        """
+
+    def forget(self) -> None:
+        """The socket is closed, or about to be. Any thread."""
+
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
     """

@@ -59,7 +59,7 @@ class KeyChain:
     Threads: any.
     """
 
-    # Invariant: `_columns[r]` is the chain over `_leaves`, `_chunks` of them, from `_roots[r]`; `_token_ids` joined are those
+    # Invariant: `_columns[r]` is the chain over `_leaves`, `chunks` of them, from `_roots[r]`; `_token_ids` joined are those
     # of all leaves from number `_ids_begin` on.
 
     def __init__(
@@ -81,14 +81,14 @@ class KeyChain:
         self._lock = threading.Lock()
         self._tail = _NO_TOKENS
         self._leaves = b""
-        self._chunks = 0
+        self.chunks = 0  # read without the lock, as `len`
         self._token_ids: list[bytes] = []  # i32, of whole chunks
         self._ids_begin = 0  # after the last chunk that was given without
         self._roots = roots()
         self._columns = (b"",) * len(self._roots)
 
     def __len__(self) -> int:
-        return self._chunks
+        return self.chunks
 
     def __getitem__(self, chunk: int) -> bytes:
         """The 32-byte key of a chunk (of the first rank, for a scheduler's chain)."""
@@ -117,11 +117,12 @@ class KeyChain:
         new = as_tokens(tokens)
         with self._lock:
             joined = np.concatenate([self._tail, new]) if len(self._tail) else new
-            full = len(joined) - len(joined) % self.chunk_tokens
-            if full:
-                self._append_tokens(joined[:full])
-                self._note_tokens(joined[:full])
-            self._tail = joined[full:].copy() if full < len(joined) else _NO_TOKENS
+            tail = len(joined) % self.chunk_tokens
+            full = joined[:-tail] if tail else joined
+            if len(full):
+                self._append_tokens(full)
+                self._note_tokens(full)
+            self._tail = joined[-tail:].copy() if tail else _NO_TOKENS
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
         """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes.
@@ -170,30 +171,28 @@ class KeyChain:
         return KeyColumn(b"".join(KeyColumn(column)[:chunks].packed for column in self.columns()))
 
     def _note_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
-        self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
+        self._token_ids.append(tokens.tobytes())
 
     def _append_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
         """Append full chunks of tokens."""
         if self._extra or len(self._columns) > 1:
             self._append(kvpool_native.hash_leaves(tokens, self.chunk_tokens))
             return
-        (parent,) = self._last_keys()
-        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, parent)
-        self._take(leaves, (keys,))
+        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, self._last_keys()[0])
+        self._leaves += leaves
+        self._columns = (self._columns[0] + keys,)
+        self.chunks = keys_in(self._leaves)
 
     def _append(self, leaves: bytes) -> None:
         leaves = self._mix_extra(leaves, len(self)) if self._extra else leaves
-        self._take(leaves, self._chained(self._last_keys(), leaves))
+        keys = self._chained(self._last_keys(), leaves)
+        self._leaves += leaves
+        self._columns = tuple([column + more for column, more in zip(self._columns, keys, strict=True)])
+        self.chunks = keys_in(self._leaves)
 
     def _last_keys(self) -> Sequence[bytes]:
         """The key of the last chunk in each column, behind which the next ones go; the roots before the first one."""
-        return [KeyColumn(column)[-1] for column in self._columns] if self._chunks else self._roots
-
-    def _take(self, leaves: bytes, keys: Sequence[bytes]) -> None:
-        """Append chunks that have these keys in each column."""
-        self._leaves += leaves
-        self._columns = tuple([column + more for column, more in zip(self._columns, keys, strict=True)])
-        self._chunks = keys_in(self._leaves)
+        return [KeyColumn(column)[-1] for column in self._columns] if self.chunks else self._roots
 
     @staticmethod
     def _chained(parents: Sequence[bytes], leaves: bytes) -> tuple[bytes, ...]:

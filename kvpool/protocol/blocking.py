@@ -4,7 +4,6 @@ Used by the client library and by kvpoolctl. It is not thread-safe: its owner se
 but Refused the connection is unusable and must be closed: an answer may still be on its way.
 """
 
-import array
 import contextlib
 import os
 import select
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, ProtocolError, Refused
 from kvpool.key_column import KeyColumn
@@ -57,7 +57,6 @@ class BlockingConnection:
         self._welcome_s = timeout_s if welcome_s is None else welcome_s
         self._is_wanted = is_wanted
         self._sequence = 0
-        self._buffer = bytearray(_BUFFER_BYTES)
         self.fds: list[int] = []
         deadline = Deadline(self._welcome_s)
         greetings = versions.greetings()
@@ -77,7 +76,7 @@ class BlockingConnection:
 
     def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._waits_s = 0.0
+        self._frames = kvpool_native.FrameSocket(self._socket.fileno())
         limit_s = min(self._timeout_s, deadline.remaining_s())
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(limit_s))
@@ -89,9 +88,8 @@ class BlockingConnection:
             with contextlib.suppress(
                 BrokenPipeError
             ):  # refused before the hello, as by a full daemon: its reason can be read
-                self._send([versions.encode_for(hello, 0, version)], deadline)
+                self._frames.send(versions.encode_for(hello, 0, version), deadline.remaining_s())
             self._await_welcome(deadline)
-            self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except (BlockingIOError, TimeoutError) as error:
             pid = peer_of(self._socket)[0]  # the listening process; 0 where nobody accepts
@@ -133,6 +131,7 @@ class BlockingConnection:
 
     def close(self) -> None:
         """End the connection and close descriptors that were not taken over. Idempotent."""
+        self._frames.forget()
         self._socket.close()
         for fd in self.fds:
             socket.close(fd)
@@ -143,53 +142,62 @@ class BlockingConnection:
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
+    def call(
+        self, request: Any, answer: type[Answer], timeout_s: float | None = None, *, descriptors: int = 0
+    ) -> Answer:
         """One round trip. Raises Refused, also for what the daemon is too old for, DaemonUnreachable (also when time runs out)
-        or ProtocolError."""
-        if versions.SINCE.get(type(request), versions.OLDEST) > self.welcome.protocol:
+        or ProtocolError. `descriptors`: so many may come with the answer."""
+        protocol = self.welcome.protocol
+        if protocol >= versions.NEWEST:
+            names = request.__slots__
+        elif versions.SINCE.get(type(request), versions.OLDEST) <= protocol:
+            names = versions.names_for(type(request), protocol)
+        else:
             raise Refused(
                 "version", f"the daemon is kvpoold {self.welcome.version}, which cannot do this yet: update it"
             )
-        self._sequence += 1
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        deadline = Deadline(limit_s)
+        self._sequence = sequence = self._sequence + 1
         try:
-            is_delayed = self._send(versions.pieces_for(request, self._sequence, self.welcome.protocol), deadline)
-            self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
-            frame = self._receive(0, deadline)
+            body = self._frames.ask(
+                request.KIND,
+                sequence,
+                request,
+                names,
+                self._timeout_s if timeout_s is None else timeout_s,
+                descriptors,
+            )
         except (BrokenPipeError, ConnectionResetError) as error:
             raise DaemonUnreachable(
                 f"no answer to {type(request).__name__}: the daemon closed the connection"
             ) from error
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
-        return self._expect(answer, frame)
+        except kvpool_native.MalformedFrame as error:
+            raise ProtocolError(str(error)) from error
+        kind, found, fields = frames.decode(body)
+        if kind != answer.KIND or found != sequence:  # type: ignore[attr-defined]
+            raise self._misfit(answer, kind, found, fields)
+        return m.decode_as(answer, fields) if protocol >= versions.NEWEST else versions.decode_of_any(answer, fields)
 
     def call_for_descriptor(
         self, request: object, answer: type[Answer], timeout_s: float | None = None
     ) -> tuple[Answer, int]:
         """One round trip whose answer carries a descriptor; the caller closes it. Raises as `call` does."""
-        self._sequence += 1
-        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
         try:
-            self._send(versions.pieces_for(request, self._sequence, self.welcome.protocol), deadline)
-            self._wait_at_most(deadline.remaining_s())
-            got = self._receive_with(fds, 1)
-            record = self._expect(answer, self._receive(got, deadline))
+            record = self.call(request, answer, timeout_s, descriptors=1)
+            fds = self._frames.take_descriptors()
             if len(fds) != 1:
                 raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
             return record, fds.pop()
-        except OSError as error:
-            raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         finally:
-            for fd in fds:
+            for fd in fds or self._frames.take_descriptors():
                 socket.close(fd)
 
     def send(self, frame: bytes, deadline: Deadline) -> None:
         """Send a frame that is never answered. Raises DaemonUnreachable, also when the daemon does not read it in time."""
         try:
-            self._send([frame], deadline)
+            self._frames.send(frame, deadline.remaining_s())
         except OSError as error:
             raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
 
@@ -199,14 +207,9 @@ class BlockingConnection:
         Raises DaemonUnreachable.
         """
         try:
-            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            return self._frames.post(frame)
         except OSError as error:
             raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
-        if sent != len(frame):
-            raise DaemonUnreachable(f"a frame without an answer was sent in part: {sent} of {len(frame)} bytes")
-        return True
 
     def exchange(self, unsent: bytearray) -> bytes:
         """Send what the socket takes of `unsent`, which loses it, and return what has arrived: frames without a caller that
@@ -340,17 +343,14 @@ class BlockingConnection:
         """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
-    def _expect(self, answer: type[Answer], frame: tuple[int, int, list[object]]) -> Answer:
-        """The answer to the latest request, or the welcome. Raises Refused or ProtocolError."""
-        kind, sequence, values = frame
+    def _misfit(self, answer: type[Any], kind: int, sequence: int, values: list[object]) -> Refused | ProtocolError:
+        """What a frame means that is not the answer to the latest request, or the welcome."""
         if kind == m.Failure.KIND:
             failure = m.decode_as(m.Failure, values)
-            raise Refused(failure.code, failure.message)
-        if kind != answer.KIND or sequence != self._sequence:  # type: ignore[attr-defined]  # every record has KIND
-            raise ProtocolError(
-                f"answer is kind {kind} number {sequence}, expected {answer.__name__} number {self._sequence}"
-            )
-        return versions.decode_from(answer, values, self.welcome.protocol)
+            return Refused(failure.code, failure.message)
+        return ProtocolError(
+            f"answer is kind {kind} number {sequence}, expected {answer.__name__} number {self._sequence}"
+        )
 
     def _await_welcome(self, deadline: Deadline) -> None:
         readable = select.poll()
@@ -362,85 +362,17 @@ class BlockingConnection:
                 raise DaemonUnreachable("the connection was given up before the daemon answered")
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
-        got = self._receive_with(self.fds, _FDS_MAX)
-        if not got:
-            raise ConnectionResetError("it closed the connection during the handshake")
-        kind, _, values = frame = self._receive(got, deadline)
+        try:
+            body = self._frames.receive(deadline.remaining_s(), _FDS_MAX)
+        except ConnectionResetError as error:
+            raise ConnectionResetError("it closed the connection during the handshake") from error
+        except kvpool_native.MalformedFrame as error:
+            raise ProtocolError(str(error)) from error
+        self.fds = self._frames.take_descriptors()
+        kind, sequence, values = frames.decode(body)
         if kind != m.Welcome.KIND:
-            return self._expect(m.Welcome, frame)
+            raise self._misfit(m.Welcome, kind, sequence, values)
         return versions.decode_of_any(m.Welcome, values)
-
-    def _receive_with(self, fds: list[int], most: int) -> int:
-        """Receive a part of the next frame into the buffer, and descriptors into `fds`. Returns the part's size."""
-        ancillary_bytes = socket.CMSG_SPACE(most * array.array("i").itemsize)
-        try:
-            got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError as error:
-            raise TimeoutError("the daemon did not answer in time") from error
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                fds.extend(received)
-        return got
-
-    def _receive(self, got: int, deadline: Deadline) -> tuple[int, int, list[object]]:
-        """Receive the next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""
-        while got < frames.LENGTH.size:
-            got += self._receive_some(got, deadline)
-        (length,) = frames.LENGTH.unpack_from(self._buffer)
-        frames.check_length(length)
-        needed = frames.LENGTH.size + length
-        if needed > len(self._buffer):
-            self._buffer.extend(bytes(needed - len(self._buffer)))
-        while got < needed:
-            got += self._receive_some(got, deadline)
-        if got != needed:
-            raise ProtocolError(f"answer is followed by {got - needed} unexpected bytes")
-        with memoryview(self._buffer) as view:
-            return frames.decode(view[frames.LENGTH.size : needed])
-
-    def _send(self, pieces: Sequence[bytes], deadline: Deadline) -> bool:
-        """Send a whole frame, which is in pieces. Whether it had to wait for the daemon to read."""
-        size = sum(map(len, pieces))
-        try:
-            sent = self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent == size:
-            return False
-        writable = select.poll()
-        writable.register(self._socket, select.POLLOUT)
-        unsent = _behind([memoryview(piece) for piece in pieces], sent)
-        while unsent:
-            if not writable.poll(deadline.remaining_s() * 1000):
-                left = sum(map(len, unsent))
-                raise TimeoutError(f"the daemon has read {size - left} of {size} bytes in time")
-            with contextlib.suppress(BlockingIOError):
-                unsent = _behind(unsent, self._socket.sendmsg(unsent, (), socket.MSG_DONTWAIT))
-        return True
-
-    def _receive_some(self, got: int, deadline: Deadline) -> int:
-        try:
-            if not got:
-                received = self._socket.recv_into(self._buffer)
-            else:
-                self._wait_at_most(deadline.remaining_s())
-                with memoryview(self._buffer) as view:
-                    received = self._socket.recv_into(view[got:])
-        except BlockingIOError as error:
-            raise TimeoutError("the daemon did not answer in time") from error
-        if not received:
-            raise ConnectionResetError("the daemon closed the connection")
-        if got and deadline.has_passed():
-            raise TimeoutError("the daemon did not answer in time")
-        return received
-
-    def _wait_at_most(self, seconds: float) -> None:
-        """Bound each receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
-        if seconds != self._waits_s:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-            self._waits_s = seconds
 
 
 def _silence(path: str, pid: int, timeout_s: float) -> str:
@@ -448,14 +380,6 @@ def _silence(path: str, pid: int, timeout_s: float) -> str:
         f"a daemon listens at {path}{f' (pid {pid})' if pid else ''} but has not answered within {timeout_s:.3g} s: it is "
         f"stopped (kill -CONT {pid or 'PID'} has it go on), overloaded or hanging: read its log, and restart it if it stays so"
     )
-
-
-def _behind(pieces: list[memoryview], sent: int) -> list[memoryview]:
-    """What is left of pieces of which so many bytes were sent."""
-    while pieces and sent >= len(pieces[0]):
-        sent -= len(pieces[0])
-        pieces = pieces[1:]
-    return [pieces[0][sent:], *pieces[1:]] if pieces else []
 
 
 def _timeval(seconds: float) -> bytes:

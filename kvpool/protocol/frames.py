@@ -12,7 +12,7 @@ Holds no socket. Owned by the reader of the connection.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import msgpack
 
@@ -22,45 +22,10 @@ FRAME_BYTES_MAX = 1 << 20
 BODY_BYTES_MIN = 2
 LENGTH = struct.Struct("<I")
 ITEMS_MAX = 4096
-# From this size on, a column is sent from where it lies; below, copying it is faster than sending another piece (guess).
-PIECE_BYTES = 16 << 10
-# What msgpack has before an array of few items, and before bytes of up to 64 KiB and of more.
-FIXED_ARRAY, FIXED_ARRAY_MAX = 0x90, 15
-BIN_16, BIN_32 = struct.Struct(">BH"), struct.Struct(">BI")
 # Below this size, copying a body is faster than making a view of it.
 COPIED_BYTES_MAX = 1024
 # Bytes of decoded frames that may stay in the buffer, so that small frames are not copied again and again.
 TAKEN_BYTES_KEPT = 16 << 10
-# One for all threads: it packs a list of plain values in one step of the interpreter, and keeps nothing but its memory.
-_PACKER = msgpack.Packer(use_bin_type=True)
-
-
-def encode(kind: int, sequence: int, fields: Iterable[object]) -> bytes:
-    """A whole frame. The caller keeps fields under the limit; a longer frame is a programmer's error."""
-    body: bytes = _PACKER.pack([kind, sequence, *fields])
-    assert len(body) <= FRAME_BYTES_MAX, f"frame of kind {kind} has {len(body)} bytes, at most {FRAME_BYTES_MAX} fit"
-    return LENGTH.pack(len(body)) + body
-
-
-def encode_pieces(kind: int, sequence: int, fields: Sequence[object]) -> list[bytes]:
-    """The same in pieces to be sent one behind the other: long columns are pieces of their own, and not copied."""
-    if max([len(field) for field in fields if type(field) is bytes], default=0) < PIECE_BYTES:
-        return [encode(kind, sequence, fields)]
-    items = [kind, sequence, *fields]
-    assert len(items) <= FIXED_ARRAY_MAX, f"frame of kind {kind} has {len(items)} items"
-    pieces, before = [], bytes([FIXED_ARRAY | len(items)])
-    for item in items:
-        if type(item) is bytes and len(item) >= PIECE_BYTES:
-            header = BIN_32.pack(0xC6, len(item)) if len(item) >> 16 else BIN_16.pack(0xC5, len(item))
-            pieces += [before + header, item]
-            before = b""
-        else:
-            before += msgpack.packb(item, use_bin_type=True)
-    pieces.append(before)
-    size = sum(map(len, pieces))
-    assert size <= FRAME_BYTES_MAX, f"frame of kind {kind} has {size} bytes, at most {FRAME_BYTES_MAX} fit"
-    pieces[0] = LENGTH.pack(size) + pieces[0]
-    return pieces
 
 
 def decode(body: bytes | bytearray | memoryview) -> tuple[int, int, list[object]]:

@@ -9,8 +9,8 @@ one version; tests/golden/protocol_1.txt has its bytes. Pure functions; any thre
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+import kvpool_native
 from kvpool.errors import Refused
-from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 
 OLDEST = 1
@@ -39,31 +39,23 @@ def choose(oldest: int, newest: int) -> int:
     return chosen
 
 
-def encode_for(record: object, sequence: int, version: int) -> bytes:
+def encode_for(record: Any, sequence: int, version: int) -> bytes:
     """The frame that carries `record` to a peer of this version."""
     if version >= NEWEST:
         return m.encode(record, sequence)
-    if version < SINCE.get(type(record), OLDEST):
-        raise AssertionError(f"{type(record).__name__} is sent to a peer of version {version}")
-    values = m.values_of(record)[: fields_of(type(record), version)]
-    return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]
+    return kvpool_native.encode_record(record.KIND, sequence, record, names_for(type(record), version))
 
 
-def pieces_for(record: object, sequence: int, version: int) -> list[bytes]:
-    """The same frame in pieces, see `frames.encode_pieces`."""
-    if version < NEWEST:
-        return [encode_for(record, sequence, version)]
-    return frames.encode_pieces(record.KIND, sequence, m.values_of(record))  # type: ignore[attr-defined]
+def names_for(record: type[Any], version: int) -> tuple[str, ...]:
+    """The fields of a record that a peer of an earlier version gets."""
+    assert version >= SINCE.get(record, OLDEST), f"{record.__name__} is sent to a peer of version {version}"
+    names: tuple[str, ...] = record.__slots__
+    return names[: fields_of(record, version)]
 
 
 def fields_of(record: type[Any], version: int) -> int | None:
     """How many fields a record has in a version; None: all of them."""
     return next((count for last, count in FIELDS_UP_TO.get(record, ()) if version <= last), None)
-
-
-def decode_from(record: type[Record], values: list[object], version: int) -> Record:
-    """The record of a peer of this version. Raises ProtocolError."""
-    return m.decode_as(record, values) if version >= NEWEST else decode_of_any(record, values)
 
 
 def decode_of_any(record: type[Record], values: list[object]) -> Record:

@@ -100,8 +100,12 @@ struct ChunkKey {
   uint64_t words[4];
 
   [[nodiscard]] static ChunkKey from_bytes(const uint8_t* bytes) noexcept {
+    // Word by word: as one piece it would be copied through memory where its words are used at once.
     ChunkKey key;
-    std::memcpy(key.words, bytes, KEY_BYTES);
+    std::memcpy(&key.words[0], bytes, sizeof(uint64_t));
+    std::memcpy(&key.words[1], bytes + sizeof(uint64_t), sizeof(uint64_t));
+    std::memcpy(&key.words[2], bytes + 2 * sizeof(uint64_t), sizeof(uint64_t));
+    std::memcpy(&key.words[3], bytes + 3 * sizeof(uint64_t), sizeof(uint64_t));
     return key;
   }
   friend bool operator==(const ChunkKey&, const ChunkKey&) noexcept = default;

@@ -12,6 +12,7 @@ class Directory;
 inline constexpr unsigned THREADS_MAX = 64;
 
 void bind_rows(nanobind::module_& module);
+void bind_frame_socket(nanobind::module_& module);
 void bind_keys(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_remote_index(nanobind::module_& module);

@@ -8,6 +8,7 @@ NB_MODULE(kvpool_native, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.";
   kvpool::bind_rows(module);
+  kvpool::bind_frame_socket(module);
   kvpool::bind_keys(module);
   kvpool::bind_remote_index(module);
   kvpool::bind_memory(module);

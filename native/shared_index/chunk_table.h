@@ -118,9 +118,9 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   }
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
   // The tiers of the key's entry; 0 where there is none. `slots`: slots_.
-  [[nodiscard]] uint8_t tiers_from(const TableSlot* slots, uint64_t home, const ChunkKey& key) const noexcept;
+  [[nodiscard]] uint8_t tiers_from(const TableSlot* slots, uint64_t home, const uint8_t* packed) const noexcept;
   // The same for a key that one walk has not found.
-  [[nodiscard]] uint8_t tiers_behind(uint64_t home, const ChunkKey& key) const noexcept;
+  [[nodiscard]] uint8_t tiers_behind(uint64_t home, const uint8_t* packed) const noexcept;
   // Whether the key has an entry. `take(slot, generation)` reads what is wanted of it, and is right where this is true.
   template <typename Take>
   [[nodiscard]] bool find_with(uint64_t home, const ChunkKey& key, const Take& take) const noexcept;

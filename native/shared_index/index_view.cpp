@@ -29,10 +29,9 @@ template <typename Take>
     return Look::IN_FLUX;
   }
   const uint64_t generation = load_acquire(slot.generation);
-  uint64_t difference = 0;
-  for (size_t word = 0; word < 4; ++word) {
-    difference |= load_acquire(slot.key.words[word]) ^ key.words[word];
-  }
+  const uint64_t difference =
+      (load_acquire(slot.key.words[0]) ^ key.words[0]) | (load_acquire(slot.key.words[1]) ^ key.words[1]) |
+      (load_acquire(slot.key.words[2]) ^ key.words[2]) | (load_acquire(slot.key.words[3]) ^ key.words[3]);
   if (difference == 0) {
     take(slot, generation);
   }
@@ -124,13 +123,14 @@ std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& ke
   return is_found ? std::optional(entry) : std::nullopt;
 }
 
-uint8_t IndexView::tiers_behind(uint64_t home, const ChunkKey& key) const noexcept {
+[[gnu::noinline]] uint8_t IndexView::tiers_behind(uint64_t home, const uint8_t* packed) const noexcept {
   uint8_t tiers = 0;
-  return find_with(home, key, [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); }) ? tiers : uint8_t{0};
+  return find_with(home, ChunkKey::from_bytes(packed), [&](const TableSlot& slot, uint64_t) { tiers = load_acquire(slot.tiers); }) ? tiers : uint8_t{0};
 }
 
 // Most keys are met on the way from home: one walk finds them. All else, what is absent or in flux, is left to the whole search.
-[[gnu::always_inline]] inline uint8_t IndexView::tiers_from(const TableSlot* slots, uint64_t home, const ChunkKey& key) const noexcept {
+[[gnu::always_inline]] inline uint8_t IndexView::tiers_from(const TableSlot* slots, uint64_t home, const uint8_t* packed) const noexcept {
+  const ChunkKey key = ChunkKey::from_bytes(packed);
   uint8_t tiers = 0;
   const uint64_t end = std::min<uint64_t>(home + MAX_PROBE, shape_.slots);
   for (uint64_t position = home; position < end; ++position) {
@@ -144,7 +144,7 @@ uint8_t IndexView::tiers_behind(uint64_t home, const ChunkKey& key) const noexce
       break;
     }
   }
-  return tiers_behind(home, key);
+  return tiers_behind(home, packed);
 }
 
 std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) const noexcept {
@@ -209,7 +209,7 @@ size_t IndexView::lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels
   for (size_t index = here + 1; index < n; ++index) {
     const Places place = places[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    if (const uint8_t tiers = tiers_from(slots_, place.home, key_at(index)); tiers != 0) {
+    if (const uint8_t tiers = tiers_from(slots_, place.home, keys + index * KEY_BYTES); tiers != 0) {
       levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
     } else if (remote_->has(place.remote)) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);
@@ -239,7 +239,7 @@ size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) co
   for (size_t index = 0; index < n; ++index) {
     const uint64_t home = homes[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    const uint8_t tiers = tiers_from(slots, home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    const uint8_t tiers = tiers_from(slots, home, keys + index * KEY_BYTES);
     if (tiers == 0) {
       return index;
     }
@@ -267,10 +267,10 @@ size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, bool 
     if (index >= ahead) {
       prefetch(index - ahead);
     }
-    const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
+    const uint8_t* const key = keys + index * KEY_BYTES;
     if (const uint8_t tiers = tiers_from(slots_, home, key); tiers != 0) {
       levels[index] = static_cast<uint8_t>(std::countr_zero(tiers));
-    } else if (remote != nullptr && remote->has(remote->place_of(key))) {
+    } else if (remote != nullptr && remote->has(remote->place_of(ChunkKey::from_bytes(key)))) {
       levels[index] = static_cast<uint8_t>(Tier::PEER);
     } else {
       run_end = index;

@@ -8,8 +8,6 @@ fails. One thread.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import kvpool_client as kv
 
 AWAY = "/nonexistent/kvpool.sock"
@@ -46,7 +44,7 @@ class FakePool:
 
     def lookup(self, keys: kv.KeyChain) -> kv.Hit:
         chunks = next((number for number in range(len(keys)) if keys[number] not in self.stored), len(keys))
-        return kv.Hit(chunks, chunks * self.layout.chunk_tokens, np.ones(chunks, np.uint8), keys)
+        return kv.Hit(chunks, chunks * self.layout.chunk_tokens, bytes([1]) * chunks, keys)
 
     def acquire(self, hit: kv.Hit) -> "FakeLease":
         return FakeLease(self, hit.keys, 0 if self.lose_leases else hit.chunks)

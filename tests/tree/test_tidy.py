@@ -79,6 +79,7 @@ LAYERS = {"kvpool": KVPOOL_LAYERS, "kvpool_tools": {"sim": set(), "bench": {"sim
 NATIVE_LAYERS: dict[str, set[str]] = {
     "base": set(),
     "threads": {"base"},
+    "frames": {"base"},
     "hash": {"base"},
     "checksum": {"base"},
     "records": {"base", "hash", "checksum"},

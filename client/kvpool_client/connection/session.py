@@ -41,6 +41,7 @@ Record = TypeVar("Record")
 TURN_FRACTION = 0.5
 # Refusals after which the daemon reads nothing from the connection.
 ENDING_CODES = ("protocol", "disconnected")
+_NO_ANSWER = "what has no answer"
 
 
 class Stoppable(Protocol):
@@ -87,9 +88,9 @@ class Session:
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name)
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
-        # Guarded by _turn: turns of requests, what has the turn, and on which thread.
+        # Guarded by _turn: turns of requests, the request that has the turn (or _NO_ANSWER), and on which thread.
         self._turns = 0
-        self._under_way = ""
+        self._under_way: object = None
         self._thread = 0
         self._state = threading.Lock()
         self._saves: set[Stoppable] = set()  # guarded by _state; not weak: a collected one still writes
@@ -126,8 +127,7 @@ class Session:
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, unless only other threads'
         requests took that long) or Refused (the session goes on)."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._round_trip(limit_s, self._connection.call, request, answer)
+        return self._round_trip(self._connection.call, request, answer, timeout_s)
 
     @property
     def has_peers(self) -> bool:
@@ -155,7 +155,7 @@ class Session:
 
     def _open_memory(self, uuid: bytes) -> tuple[mm.Memory, int]:
         call = self._connection.call_for_descriptor
-        return self._round_trip(self._timeout_s, call, mm.OpenMemory(uuid), mm.Memory)
+        return self._round_trip(call, mm.OpenMemory(uuid), mm.Memory)
 
     def notify(self, record: object) -> bool:
         """Send a record that has no answer, before every later request; never waits. False: it will never be sent."""
@@ -181,7 +181,10 @@ class Session:
             fault = str(error)
             raise
         finally:
-            self._leave(fault)
+            if fault:
+                self._leave_broken(fault)
+            else:
+                self._turn.release()
 
     def wait_for_exchange(self, wait_s: float, *, has_more: bool) -> None:
         """Wait at most so long until `exchange` finds something, or takes more where it has more to send."""
@@ -199,7 +202,7 @@ class Session:
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""
         while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
-            self._under_way, self._thread = "what has no answer", threading.get_ident()
+            self._under_way, self._thread = _NO_ANSWER, threading.get_ident()
             fault, is_full = "a request was interrupted", False
             try:
                 while self._outbox and not is_full:
@@ -210,8 +213,11 @@ class Session:
             except DaemonUnreachable as error:
                 fault = str(error)
             finally:
-                self._under_way = ""
-                self._leave(fault)
+                self._under_way = None
+                if fault:
+                    self._leave_broken(fault)
+                else:
+                    self._turn.release()
             if is_full:
                 break
         return not self._outbox
@@ -261,18 +267,20 @@ class Session:
 
     def _round_trip(
         self,
-        limit_s: float,
         call: Callable[[object, type[Record], float], Answer],
         request: object,
         wanted: type[Record],
+        timeout_s: float | None = None,
     ) -> Answer:
         """`call(request, wanted, left_s)` in this thread's turn."""
-        left_s = limit_s if self._turn.acquire(blocking=False) else self._wait_for_turn(limit_s)
+        left_s = self._timeout_s if timeout_s is None else timeout_s
+        if not self._turn.acquire(blocking=False):
+            left_s = self._wait_for_turn(left_s)
         if not self.is_alive:
             self._turn.release()
             raise DaemonUnreachable("the connection to the daemon has ended")
         self._turns += 1
-        self._under_way, self._thread = type(request).__name__, threading.get_ident()
+        self._under_way, self._thread = request, threading.get_ident()
         fault = "a request was interrupted"
         try:
             if self._outbox:
@@ -286,8 +294,11 @@ class Session:
             fault = str(error) or type(error).__name__
             raise DaemonUnreachable(fault) from error
         finally:
-            self._under_way = ""
-            self._leave(fault)
+            self._under_way = None
+            if fault:
+                self._leave_broken(fault)
+            else:
+                self._turn.release()
         if self._outbox:
             self.send_waiting()
         return answer
@@ -299,7 +310,7 @@ class Session:
         deadline, turns = Deadline(limit_s), self._turns
         if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
             others = self._turns - turns
-            if not others and not self._under_way:
+            if not others and self._under_way is None:
                 # A signal's exception has ended a request between taking the turn and using it, or giving it back.
                 self.end_session("a request was interrupted")
                 raise DaemonUnreachable(self.end_reason)
@@ -311,18 +322,17 @@ class Session:
         if others:
             return f"requests of this Pool's other threads came first, {others} of them, for {waited_s:g} s"
         threads = {each.ident: each.name for each in threading.enumerate()}
-        other = f"{self._under_way} of thread {threads.get(self._thread, self._thread)}"
+        under_way = self._under_way
+        name = under_way if isinstance(under_way, str) else type(under_way).__name__
+        other = f"{name} of thread {threads.get(self._thread, self._thread)}"
         return f"the daemon has not answered another request, {other}, for {waited_s:g} s, and they go one by one"
 
-    def _leave(self, fault: str) -> None:
-        """Give the turn back. `fault`: why the connection is unusable, which the waiting threads notice; empty where it is
-        not."""
-        if fault:
-            self.end_reason = self.end_reason or fault
-            self.is_alive = False
+    def _leave_broken(self, fault: str) -> None:
+        """Give the turn back for good. `fault`: why the connection is unusable, which the waiting threads notice."""
+        self.end_reason = self.end_reason or fault
+        self.is_alive = False
         self._turn.release()
-        if fault:
-            self.end_session(fault)
+        self.end_session(fault)
 
     def _send_before(self, left_s: float) -> float:
         """Send the outbox while holding the turn, however long the daemon takes to read it. Returns what is left of the

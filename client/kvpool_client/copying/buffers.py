@@ -137,17 +137,21 @@ def _check_dtype(array: ArrayBytes, layout: Layout) -> None:
 
 
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
-    if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
+    if isinstance(array, np.ndarray):
+        view = array
+    elif hasattr(array, "data_ptr") and hasattr(array, "element_size"):
         return _tensor_bytes(array, name)
-    if (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
+    elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         return _device_bytes(interface, name)
-    try:
-        view = np.asarray(array) if hasattr(array, "__array_interface__") else _from_exchange(array)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        raise InvalidArgument(f"{name} is {type(array).__name__}, expected an array or tensor: {error}") from error
+    else:
+        try:
+            view = np.asarray(array) if hasattr(array, "__array_interface__") else _from_exchange(array)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            raise InvalidArgument(f"{name} is {type(array).__name__}, expected an array or tensor: {error}") from error
     if needs_write and not view.flags.writeable:
         raise InvalidArgument(f"{name} is read-only, expected memory that a load may write")
-    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu", _name_of(view.dtype))
+    address: int = view.__array_interface__["data"][0]
+    return ArrayBytes(address, view.shape, view.strides, view.itemsize, "cpu", _name_of(view.dtype))
 
 
 def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn, keys_in
+from kvpool.key_column import KeyColumn, keys_in, last_keys
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
@@ -33,7 +33,7 @@ from kvpool_client.verbs.store_search import ELSEWHERE_MAX, StoreSearch, can_sea
 
 log = logging.getLogger(__name__)
 
-_DRAM_ALONE = bytes([DRAM])
+_DRAM_ALONE, _PEER_ALONE = bytes([DRAM]), bytes([PEER])
 
 
 class Finder:
@@ -48,12 +48,13 @@ class Finder:
         self._link = link
         self._counters = counters
         ranks = len(layout.ranks)
-        # By column: None for a full group, else how many chunks before a hit's end it needs.
+        # By column: None for a full group, else how many chunks before a hit's end it needs. The same by leaves.
         self._runs = [
             None if part.is_chained else part.chunks_of(m.KEYS_MAX)
             for part in layout.group_layouts
             for _ in range(ranks)
         ]
+        self._leaf_runs = [1 if run is None else run for run in self._runs]
         self._full = [number for number, run in enumerate(self._runs) if run is None]
         self._others = [(number, run) for number, run in enumerate(self._runs) if run is not None]
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s, clock=clock)
@@ -80,12 +81,12 @@ class Finder:
 
     def lookup(self, keys: KeyChain, owner: str = "", *, chunks_max: int | None = None, is_counted: bool = True) -> Hit:
         """See `Pool.lookup`. `is_counted`: in the usage that hit rates are made of."""
-        session, asked = self._link.session, len(keys)
+        session = self._link.session
         if session is None:
-            return self._hit(None, b"", keys, 0)
-        hit = self._find_or_seek(session, keys, self._most(asked, chunks_max), owner)
+            return Hit(0, 0, b"", keys)
+        hit = self.find_or_seek(session, keys, chunks_max, owner=owner)
         if is_counted:
-            self._counters.count_lookup(asked, hit.tiers.tobytes())
+            self._counters.count_lookup(keys.chunks, hit.levels)
         return hit
 
     def lookup_each(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
@@ -101,7 +102,7 @@ class Finder:
         here = len(levels) - len(levels.lstrip(LEVELS_HERE))
         whole = int(np.searchsorted(ends, here, side="right"))
         hits = [
-            self._hit(None, levels[end - len(keys) : end], keys, len(keys))
+            Hit(len(keys), keys.tokens, levels[end - len(keys) : end], keys, full_chunks=len(keys))
             for keys, end in zip(chains[:whole], ends.tolist(), strict=False)
         ]
         if hits and is_counted:
@@ -111,37 +112,46 @@ class Finder:
 
     def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None, *, owner: str = "") -> Hit:
         """The hit with what the shared store has, where there is one, and all of it where an `owner` is named. Not counted."""
-        return self._find_or_seek(session, keys, self._most(len(keys), chunks_max), owner)
-
-    def _find_or_seek(self, session: Session, keys: KeyChain, most: int, owner: str) -> Hit:
+        most = keys.chunks
+        if most > self.chunks_max:
+            most = self.chunks_max
+        if chunks_max is not None and most > chunks_max:
+            most = chunks_max
         hit = self._find(session, keys, most)
         if hit.chunks >= most:
             return hit
         if owner and session.has_peers:
-            tiers = np.concatenate([hit.tiers, np.full(most - hit.chunks, PEER, np.uint8)])
-            return Hit(most, most * self._layout.chunk_tokens, tiers, keys, owner=owner, full_chunks=hit.full_chunks)
+            levels = hit.levels + _PEER_ALONE * (most - hit.chunks)
+            return Hit(most, most * self._chunk_tokens, levels, keys, owner=owner, full_chunks=hit.full_chunks)
         if not can_search(session):
             return hit
         columns = [KeyColumn(column)[:most] for column in keys.columns()]
         tiers, full = self._store.search(session, columns, hit.tiers, hit.full_chunks)
-        has_more = (len(tiers), full) != (hit.chunks, hit.full_chunks)
-        return self._hit(session, tiers.tobytes(), keys, full) if has_more else hit
+        chunks = len(tiers)
+        if (chunks, full) == (hit.chunks, hit.full_chunks):
+            return hit
+        pace = session.peer_pace(keys.columns()[0], chunks - 1) if chunks and tiers[-1] == PEER else None
+        return Hit(chunks, chunks * self._chunk_tokens, tiers.tobytes(), keys, pace, "", full)
 
     def find(
         self, session: Session | None, keys: KeyChain, chunks_max: int | None = None, *, is_here: bool = False
     ) -> Hit:
         """The hit, which is not counted; `is_here`: of this node's chunks alone. A miss while the daemon is away."""
         if session is None:
-            return self._hit(None, b"", keys, 0)
-        return self._find(session, keys, self._most(len(keys), chunks_max), is_here=is_here)
+            return Hit(0, 0, b"", keys)
+        most = min(keys.chunks, self.chunks_max if chunks_max is None else min(chunks_max, self.chunks_max))
+        return self._find(session, keys, most, is_here=is_here)
 
     def _find(self, session: Session, keys: KeyChain, end: int, *, is_here: bool = False) -> Hit:
         """The hit of `end` chunks at most."""
         if not end:
-            return self._hit(session, b"", keys, 0)
+            return Hit(0, 0, b"", keys)
         columns = keys.columns()
         full_columns = [columns[number] for number in self._full] if self._others else columns
-        levels = self._run(session, full_columns, end) if full_columns else _DRAM_ALONE * end
+        if len(full_columns) == 1:
+            levels = session.index.lookup(full_columns[0], end)
+        else:
+            levels = self._run(session, full_columns, end) if full_columns else _DRAM_ALONE * end
         if is_here:
             levels = levels[: len(levels) - len(levels.lstrip(LEVELS_HERE))]
         full = len(levels)
@@ -150,31 +160,21 @@ class Finder:
             if sum([len(of_run.translate(None, LEVELS_HERE)) for of_run in found]) > ELSEWHERE_MAX:
                 return self._find(session, keys, end, is_here=True)
             levels = _slowest(levels[:run_end], found)
-        return self._hit(session, levels, keys, full)
+        chunks, pace = len(levels), None
+        if levels and levels[-1] == PEER:
+            pace = session.peer_pace(columns[0], chunks - 1)
+        return Hit(chunks, chunks * self._chunk_tokens, levels, keys, pace, "", full)
 
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
-        return b"".join(
-            KeyColumn(column)[0 if run is None else max(0, chunks - run) : chunks].packed
-            for column, run in zip(keys.columns(), self._runs, strict=True)
-        )
+        return last_keys(keys.columns(), self._runs, chunks)
 
     def leaves_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The same, with the last key of each full group's chain for all of it; none where that is no shorter, or for more
         chunks than may be named so."""
         if chunks == 1 or not 0 < chunks * len(self._full) <= m.LEAF_CHUNKS_MAX:
             return b""
-        return b"".join(
-            [
-                KeyColumn(column)[max(0, chunks - (run or 1)) : chunks].packed
-                for column, run in zip(keys.columns(), self._runs, strict=True)
-            ]
-        )
-
-    def _most(self, asked: int, chunks_max: int | None) -> int:
-        """How many chunks a hit may have, of so many keys."""
-        most = self.chunks_max if chunks_max is None or chunks_max > self.chunks_max else chunks_max
-        return asked if asked < most else most
+        return last_keys(keys.columns(), self._leaf_runs, chunks)
 
     def _run(self, session: Session, columns: Sequence[bytes], end: int) -> bytes:
         """The level of each chunk of the leading run that all chains have, `end` chunks at most: the slowest of theirs."""
@@ -195,12 +195,6 @@ class Finder:
             for place, (number, run) in enumerate(self._others):
                 end, found[place] = session.index.last_run(columns[number], end, run, is_here)
         return end, found if end else []
-
-    def _hit(self, session: Session | None, levels: bytes, keys: KeyChain, full: int) -> Hit:
-        chunks, pace = len(levels), None
-        if chunks and levels[-1] == PEER and session is not None:
-            pace = session.peer_pace(keys.columns()[0], chunks - 1)
-        return Hit(chunks, chunks * self._chunk_tokens, np.frombuffer(levels, np.uint8), keys, pace, "", full)
 
 
 def _slowest(levels: bytes, runs: Sequence[bytes]) -> bytes:

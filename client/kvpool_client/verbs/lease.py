@@ -22,6 +22,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.states import Level
+from kvpool_client.connection.link import RENEW_FRACTION
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import Namespace
@@ -113,16 +114,17 @@ class Lease:
 class LeaseHold:
     """A lease as the Pool's parts see it: where its chunks lie, and the loads for which its end waits."""
 
-    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace, renewal: Deadline) -> None:
-        """`namespace`: that of the Pool whose verbs take it. `renewal`: when a load that uses it has it renewed first."""
+    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace, asked_ns: int) -> None:
+        """`namespace`: that of the Pool whose verbs take it. `asked_ns`: when the daemon was asked for it, by MonotonicClock:
+        the lease's time begins while the answer is on its way."""
         self.session = session
         self.id = leased.lease
         self.namespace = namespace
         self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
-        self.renewal = renewal
         self._leased = leased
+        self.asked_ns = asked_ns
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
@@ -157,6 +159,12 @@ class LeaseHold:
     def tiers(self) -> npt.NDArray[np.uint8]:
         """The level of each chunk when it was leased."""
         return levels_by_chunk(self.layout, self.chunks, self._leased.tiers)
+
+    @property
+    def renewal(self) -> Deadline:
+        """When a load that uses it has it renewed first. REQUIRES: it has a session."""
+        assert self.session is not None
+        return Deadline(self.session.welcome.lease_ttl_s * RENEW_FRACTION, since_ns=self.asked_ns)
 
     @property
     def rows(self) -> LeasedRows:

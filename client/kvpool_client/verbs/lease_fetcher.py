@@ -4,13 +4,14 @@ One round trip; a second one where some of the hit was evicted since the lookup,
 failure of the daemon gives an empty lease. Any thread.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvpool import failpoint
-from kvpool.clock import Deadline
+from kvpool.clock import Deadline, MonotonicClock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
@@ -18,7 +19,7 @@ from kvpool.states import DRAM, PEER, STORE
 from kvpool_client.arguments import check_hit
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.link import RENEW_FRACTION, Link
+from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.token_names import name_tokens
@@ -30,7 +31,7 @@ from kvpool_client.verbs.results import Hit
 
 TICKET_BYTES_MAX = 256
 NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
-NO_RENEWAL = Deadline(0.0)
+_now_ns = MonotonicClock.now_ns
 
 
 class LeaseFetcher:
@@ -64,9 +65,9 @@ class LeaseFetcher:
         session = self._link.session
         if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
-        deadline, left_s = Deadline(self._timeout_s), self._timeout_s
+        begun_ns = asked_ns = _now_ns()
+        left_s = self._timeout_s
         for wanted, request in self._requests(hit):
-            renewal = _first_renewal(session)
             leased = self._ask(session, request, left_s) if left_s >= self._timeout_s / 2 else None
             if leased is None:
                 break
@@ -74,9 +75,10 @@ class LeaseFetcher:
                 if PEER in leased.tiers:
                     levels = self._levels_under_way(session, wanted, leased.chunks, leased.tiers)
                     leased = replace(leased, tiers=levels)
-                return self._lease(session, leased, wanted.peer_pace or FIRST_PEER_PACE, renewal=renewal)
+                return self._lease(session, leased, wanted.peer_pace or FIRST_PEER_PACE, asked_ns=asked_ns)
             # Not for the first one: to set another time for the socket than every call has is a system call.
-            left_s = deadline.remaining_s()
+            left_s = Deadline(self._timeout_s, since_ns=begun_ns).remaining_s()
+            asked_ns = _now_ns()
         return self._lease(None, NO_LEASE)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
@@ -84,7 +86,7 @@ class LeaseFetcher:
         session = self._link.session
         wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._finder.chunks_max]
         leased = dict.fromkeys(range(len(hits)), NO_LEASE)
-        renewal = _first_renewal(session) if session is not None else NO_RENEWAL
+        asked_ns = _now_ns()
         if session is not None and wanted:
             requests = [
                 m.Acquire(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks) for hit in (hits[at] for at in wanted)
@@ -102,7 +104,7 @@ class LeaseFetcher:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
         return [
-            self._lease(session, leased[number], hit.peer_pace or FIRST_PEER_PACE, renewal=renewal)
+            self._lease(session, leased[number], hit.peer_pace or FIRST_PEER_PACE, asked_ns=asked_ns)
             for number, hit in enumerate(hits)
         ]
 
@@ -133,9 +135,9 @@ class LeaseFetcher:
         session = self._link.session
         if session is None or not 0 < len(ticket) <= TICKET_BYTES_MAX:
             return self._lease(None, NO_LEASE)
-        renewal = _first_renewal(session)
+        asked_ns = _now_ns()
         leased = self._ask(session, m.Claim(ticket), self._timeout_s)
-        return self._lease(session, leased or NO_LEASE, renewal=renewal)
+        return self._lease(session, leased or NO_LEASE, asked_ns=asked_ns)
 
     def _ask(self, session: Session, request: m.Acquire | m.Claim, left_s: float) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
@@ -163,19 +165,21 @@ class LeaseFetcher:
         leased: m.Leased,
         peer_pace: PeerPace = FIRST_PEER_PACE,
         *,
-        renewal: Deadline = NO_RENEWAL,
+        asked_ns: int = 0,
     ) -> Lease:
-        hold = LeaseHold(session if leased.chunks else None, leased, namespace=self._namespace, renewal=renewal)
+        hold = LeaseHold(session if leased.chunks else None, leased, namespace=self._namespace, asked_ns=asked_ns)
         return Lease(hold, estimate_s=self._estimate_s, peer_pace=peer_pace)
 
     def _requests(self, hit: Hit, *, seeks: bool = True) -> Iterator[tuple[Hit, m.Acquire]]:
         """What to ask for to lease a hit, one after the other until something is leased. `seeks`: the shared store may be
         asked, which takes its time."""
-        finder, chunks = self._finder, hit.chunks
         # A daemon whose DRAM has not all of the chunks must know the key of each, to fetch the others or find those it has.
-        leaves = finder.leaves_of(hit.keys, chunks) if hit.tiers.item(chunks - 1) <= DRAM else b""
-        if leaves:
-            yield hit, m.Acquire(leaves, chunks)
+        leaves = self._finder.leaves_of(hit.keys, hit.chunks) if hit.levels[hit.chunks - 1] <= DRAM else b""
+        further = self._requests_by_key(hit, seeks=seeks)
+        return itertools.chain([(hit, m.Acquire(leaves, hit.chunks))], further) if leaves else further
+
+    def _requests_by_key(self, hit: Hit, *, seeks: bool) -> Iterator[tuple[Hit, m.Acquire]]:
+        finder, chunks = self._finder, hit.chunks
         yield hit, m.Acquire(finder.keys_of(hit.keys, chunks), chunks, hit.owner)
         for other in self._other_hits(hit, seeks=seeks) if finder.has_windows else ():
             if other.chunks:
@@ -191,7 +195,7 @@ class LeaseFetcher:
         if hit.chunks_here == hit.chunks:
             yield finder.find(session, hit.keys, hit.chunks)
             return
-        if seeks and STORE in hit.tiers.tobytes():  # it may have it still: the daemon remembers an answer briefly
+        if seeks and STORE in hit.levels:  # it may have it still: the daemon remembers an answer briefly
             yield finder.find_or_seek(session, hit.keys, hit.chunks)
         else:
             yield finder.find(session, hit.keys, hit.chunks - 1)
@@ -209,9 +213,3 @@ class LeaseFetcher:
     def _name_tokens(self, session: Session | None, hit: Hit, levels: bytes) -> None:
         if not self._layout.groups:  # with groups the rows are not those of the prompt's chunks in order
             name_tokens(session, hit, levels)
-
-
-def _first_renewal(session: Session) -> Deadline:
-    """When what is leased from now on has to be renewed. From before the request: the daemon's time begins while its answer is
-    on its way."""
-    return Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION)

@@ -27,17 +27,17 @@ _RETAIN_STATES = {int(state): state for state in RetainState}
 class Hit:
     """The longest run of present chunks from the root of a prompt: what `Pool.lookup` answers. True where it has a chunk.
 
-    `chunks` chunks, which cover the first `tokens` tokens of the `keys` that were looked up. `tiers`: uint8 [chunks], the
-    fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node that has the last chunk,
-    where that is another one whose pace was measured. `owner`: the node that is asked for what is not known to be present, if
-    one was named. `full_chunks`: what the full groups of the layout alone have; where that is more than `chunks`, windows and
-    states stored at that end would make it a hit. A hit is a hint: only `acquire` gives a right. Nothing
+    `chunks` chunks, which cover the first `tokens` tokens of the `keys` that were looked up. `levels`: a byte for each chunk,
+    its fastest level (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store), of which `tiers` is an array. `peer_pace`: of the node that has
+    the last chunk, where that is another one whose pace was measured. `owner`: the node that is asked for what is not known to
+    be present, if one was named. `full_chunks`: what the full groups of the layout alone have; where that is more than
+    `chunks`, windows and states stored at that end would make it a hit. A hit is a hint: only `acquire` gives a right. Nothing
     changes one.
     """
 
     chunks: int
     tokens: int
-    tiers: npt.NDArray[np.uint8]
+    levels: bytes
     keys: KeyChain = field(repr=False)
     peer_pace: PeerPace | None = None
     owner: str = ""
@@ -47,9 +47,14 @@ class Hit:
         return self.chunks > 0
 
     @property
+    def tiers(self) -> npt.NDArray[np.uint8]:
+        """The fastest level of each chunk, uint8 [chunks]: a `kvpool_client.Level`."""
+        return np.frombuffer(self.levels, np.uint8)
+
+    @property
     def chunks_here(self) -> int:
         """How many leading chunks are on this node. What another node has is fetched with a lease, or is a miss then."""
-        return self.chunks - len(self.tiers.tobytes().lstrip(LEVELS_HERE))
+        return self.chunks - len(self.levels.lstrip(LEVELS_HERE))
 
 
 def known_states(states: bytes) -> bytes:

@@ -3,29 +3,19 @@
 Works on any dataclass with slots and a KIND. Any thread.
 """
 
-from collections.abc import Callable
 from dataclasses import fields
-from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
+import kvpool_native
 from kvpool.errors import ProtocolError
-from kvpool.protocol import frames
 
 Record = TypeVar("Record")
 _TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
-_READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
 
 
-def encode(record: object, sequence: int) -> bytes:
+def encode(record: Any, sequence: int) -> bytes:
     """The frame that carries `record`."""
-    read = _READERS.get(type(record)) or _reader_of(type(record))
-    return frames.encode(record.KIND, sequence, read(record))  # type: ignore[attr-defined]  # every record has KIND
-
-
-def values_of(record: object) -> tuple[object, ...]:
-    """A record's fields in order."""
-    read = _READERS.get(type(record)) or _reader_of(type(record))
-    return read(record)
+    return kvpool_native.encode_record(record.KIND, sequence, record, record.__slots__)
 
 
 def decode_as(record: type[Record], values: list[object]) -> Record:
@@ -45,18 +35,6 @@ def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...
         (type(value), kind) for value, kind in zip(values, types, strict=True) if type(value) is not kind
     )
     return ProtocolError(f"{record.__name__} has a field of {found.__name__}, expected {expected.__name__}")
-
-
-def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
-    names: tuple[str, ...] = record.__slots__
-    if len(names) > 1:
-        _READERS[record] = attrgetter(*names)
-    elif names:
-        only = attrgetter(*names)
-        _READERS[record] = lambda one: (only(one),)
-    else:
-        _READERS[record] = lambda _: ()
-    return _READERS[record]
 
 
 def field_types(record: type[Any]) -> tuple[type[Any], ...]:

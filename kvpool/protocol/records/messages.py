@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from kvpool.protocol.records.codec import decode_as as decode_as
 from kvpool.protocol.records.codec import encode as encode
-from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1  # the newest version; see `versions`

@@ -41,7 +41,7 @@ def _verbs(pool: kv.Pool, hit: kv.Hit) -> Iterator[tuple[str, Callable[[], objec
     yield "acquire", lambda: chunks_leased(pool, hit)
     yield (
         "acquire many",
-        lambda: chunks_leased(pool, kv.Hit(len(many), many.tokens, np.ones(len(many), np.uint8), many)),
+        lambda: chunks_leased(pool, kv.Hit(len(many), many.tokens, bytes([1]) * len(many), many)),
     )
     yield "save", lambda: pool.save(new, from_=payload_of(new, SMALL)).commit()
     yield "retain", lambda: pool.retain(keys, everything).accepted

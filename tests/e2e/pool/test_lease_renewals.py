@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.clock import Deadline
+from kvpool.clock import NS_PER_S
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
@@ -46,7 +46,7 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as waited, pool.acquire(pool.lookup(keys)) as young:
             begun, _ = begin_load(pool, young)
-            waited.hold.renewal = Deadline(0.0)  # as if its time had come
+            waited.hold.asked_ns -= 600 * NS_PER_S  # as if its time had come
             assert m.Renew not in asked
             late, _ = begin_load(pool, waited)
             wait_until(lambda: m.Renew in asked, "both leases are renewed")
@@ -57,7 +57,7 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
 def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
     start_daemon: Start, asked: list[type], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    for module in ("connection.link", "verbs.lease_fetcher"):
+    for module in ("connection.link", "verbs.lease"):
         monkeypatch.setattr(f"kvpool_client.{module}.RENEW_FRACTION", 1 / 600)
     with start_daemon(server__lease_ttl="10m").connect() as pool:
         keys = prompt(pool, 1)

@@ -101,7 +101,7 @@ def test_a_load_of_many_leases_ends_before_the_first_that_has_no_chunk(shared: S
         chains = _stored(pool, 4, [1, 1, 1])
         absent = prompt(pool, 498, 1)
         hits = pool.separate.lookup(chains)
-        gone = kv.Hit(1, 32, hits[0].tiers, absent)
+        gone = kv.Hit(1, 32, hits[0].levels, absent)
         leases = pool.separate.acquire([hits[0], gone, hits[1]])
         assert [lease.chunks for lease in leases] == [1, 0, 1]
         engine = Engine(pool, 3)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvpool.protocol.blocking import BlockingConnection
@@ -160,7 +159,7 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
 
     def looked_up(finder: Finder, chain: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
         hit = lookup(finder, chain, owner, is_counted=is_counted)
-        return replace(hit, tiers=np.full(hit.chunks, Level.PEER, np.uint8))
+        return replace(hit, levels=bytes([Level.PEER]) * hit.chunks)
 
     monkeypatch.setattr(Finder, "lookup_each", lambda *_, is_counted: [])
     monkeypatch.setattr(Finder, "lookup", looked_up)

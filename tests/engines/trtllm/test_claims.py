@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -41,7 +40,7 @@ class StandInPool:
 
     def lookup(self, keys: Any, *, chunks_max: int, is_counted: bool) -> kv.Hit:
         chunks = min(CHUNKS, chunks_max)
-        return kv.Hit(chunks, chunks * BLOCK, np.ones(chunks, np.uint8), keys, full_chunks=chunks)
+        return kv.Hit(chunks, chunks * BLOCK, bytes([1]) * chunks, keys, full_chunks=chunks)
 
     def acquire(self, hit: kv.Hit) -> Any:
         self.leases += 1

@@ -7,7 +7,8 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.key_column import KeyColumn
-from kvpool.protocol import verify_walk, versions
+from kvpool.protocol import verify_walk
+from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -23,21 +24,20 @@ from tests.rigs.payload import load_all, payload_of, store, tokens_of
 def record_session(daemon: Daemon) -> list[bytes]:
     """Run a session of the client library, of two raw connections and of an operator; every frame that was sent."""
     frames: list[bytes] = []
-    encode, pieces_for = m.encode, versions.pieces_for
+    encode, call = m.encode, BlockingConnection.call
 
     def recording(record: object, sequence: int) -> bytes:
         frame = encode(record, sequence)
         frames.append(frame)
         return frame
 
-    def recording_pieces(record: object, sequence: int, version: int) -> list[bytes]:
-        pieces = pieces_for(record, sequence, version)
-        frames.append(b"".join(pieces))
-        return pieces
+    def recording_call(connection: BlockingConnection, request: object, *rest: Any, **named: Any) -> Any:
+        frames.append(encode(request, len(frames)))
+        return call(connection, request, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(m, "encode", recording)
-        patch.setattr(versions, "pieces_for", recording_pieces)
+        patch.setattr(BlockingConnection, "call", recording_call)
         _run_session(daemon)
     kinds = {record.KIND for record in SENT}
     assert {frame[5] for frame in frames} >= kinds, "every kind of request was sent"

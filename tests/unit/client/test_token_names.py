@@ -21,7 +21,7 @@ CHUNKS, FIRST, END = 300, 3, 290  # on their way are those from FIRST to END, an
 def _named(chunk_tokens: int, ranks: int, levels: bytes, keeps: bool = True) -> tuple[Hit, list[NameTokens]]:
     keys = KeyChain(chunk_tokens, lambda: tuple(bytes([rank]) * 32 for rank in range(ranks)))
     keys.extend(np.arange(CHUNKS * chunk_tokens))
-    hit = Hit(CHUNKS, CHUNKS * chunk_tokens, np.frombuffer(levels, np.uint8), keys)
+    hit = Hit(CHUNKS, CHUNKS * chunk_tokens, levels, keys)
     sent: list[NameTokens] = []
     welcome = SimpleNamespace(keeps_tokens=keeps)
     session: Any = SimpleNamespace(welcome=welcome, notify=sent.append)

@@ -1,26 +1,33 @@
 """Frames: invalid ones are refused as ProtocolError before they cost anything, however they are cut."""
 
+import enum
 import random
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgpack
+import numpy as np
 import pytest
 
+import kvpool_native
 from kvpool.errors import ProtocolError
 from kvpool.protocol.frames import (
-    FIXED_ARRAY_MAX,
     FRAME_BYTES_MAX,
     LENGTH,
-    PIECE_BYTES,
     FrameReader,
     check_length,
     decode,
-    encode,
-    encode_pieces,
 )
 
 
 def _framed(body: bytes) -> bytes:
     return LENGTH.pack(len(body)) + body
+
+
+def encode(kind: int, sequence: int, fields: Sequence[object]) -> bytes:
+    """The frame of these fields, whatever record has them."""
+    named = {f"field{number}": field for number, field in enumerate(fields)}
+    return kvpool_native.encode_record(kind, sequence, SimpleNamespace(**named), tuple(named))
 
 
 def _nested(depth: int) -> bytes:
@@ -31,28 +38,61 @@ def test_a_frame_over_the_limit_raises_in_its_sender() -> None:
     with pytest.raises(AssertionError):
         encode(1, 1, [bytes(FRAME_BYTES_MAX)])
 
-    with pytest.raises(AssertionError):
-        encode_pieces(1, 1, [bytes(FRAME_BYTES_MAX)])
-
 
 @pytest.mark.parametrize(
     "fields",
     [
         [],
-        [7, b"short", "text"],
-        [bytes(PIECE_BYTES - 1)],
-        [bytes(PIECE_BYTES)],
-        [1, bytes(65535), "text", [1, 2], {"key": b"value"}],
-        [bytes(65536), b"", None, True, 0.5],
-        ["first", bytes(70_000), bytes(20_000)],
-        [*range(FIXED_ARRAY_MAX - 3), bytes(PIECE_BYTES)],
+        (7, b"short", "text"),
+        [
+            sign * (2**bits + step)
+            for bits in (4, 5, 7, 8, 15, 16, 31, 32, 62)
+            for step in (-1, 0, 1)
+            for sign in (1, -1)
+        ],
+        [2**64 - 1, 2**63, 2**63 - 1, -(2**63), 0, -1, True, False, None],
+        [0.5, -0.0, 1e300, float("inf")],
+        ["t" * size for size in (0, 31, 32, 255, 256, 65535, 65536)] + ["ü€"],
+        [bytes(size) for size in (0, 255, 256, 16383, 16384, 65535, 65536)],
+        [bytearray(3), memoryview(b"view"), bytearray(20_000)],
+        [1, bytes(65535), "text", [1, (2, [])], {"key": b"value", "list": [{}]}],
+        [list(range(size)) for size in (15, 16, 65536)],
+        [{str(key): key for key in range(size)} for size in (15, 16)],
     ],
+    ids=lambda fields: f"{fields!s:.40}",
 )
-def test_the_pieces_of_a_frame_are_its_bytes_and_long_columns_are_not_copied(fields: list[object]) -> None:
-    pieces = encode_pieces(300, 1 << 40, fields)
-    assert b"".join(pieces) == encode(300, 1 << 40, fields)
-    long = [field for field in fields if isinstance(field, bytes) and len(field) >= PIECE_BYTES]
-    assert [piece for piece in pieces if any(piece is field for field in long)] == long
+def test_a_frame_is_what_msgpack_writes_of_its_fields(fields: list[object]) -> None:
+    body = msgpack.packb([300, 1 << 40, *fields], use_bin_type=True)
+    assert encode(300, 1 << 40, fields) == _framed(body)
+
+
+class _Code(enum.IntEnum):
+    FIFTH = 5
+
+
+def test_numbers_and_truths_of_any_class_are_written_as_such() -> None:
+    assert encode(_Code.FIFTH, 0, [_Code.FIFTH, np.float64(0.5)]) == _framed(msgpack.packb([5, 0, 5, 0.5]))
+
+
+def _lists(depth: int) -> list[object]:
+    return [_lists(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("field", "error"),
+    [
+        (1 << 64, OverflowError),
+        (-(1 << 63) - 1, OverflowError),
+        ("\ud800", UnicodeEncodeError),
+        ({1, 2}, TypeError),
+        (np.int64(1), TypeError),
+        (_lists(100), ValueError),
+    ],
+    ids=lambda value: f"{value!r:.20}",
+)
+def test_what_no_frame_has_raises_in_its_sender(field: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encode(1, 1, [field])
 
 
 @pytest.mark.parametrize("length", [0, 1, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])

@@ -245,4 +245,4 @@ def connect(settings: Settings, layout: Layout) -> Pool:
 def _first(hit: Hit, chunks: int, chunk_tokens: int) -> Hit:
     if chunks == hit.chunks:
         return hit
-    return replace(hit, chunks=chunks, tokens=chunks * chunk_tokens, tiers=hit.tiers[:chunks])
+    return replace(hit, chunks=chunks, tokens=chunks * chunk_tokens, levels=hit.levels[:chunks])

@@ -62,14 +62,14 @@ class HitFinder:
                 entry.awaited_behind = held_tokens
                 return None
         entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
-        offered = hit.tiers[first:chunks].tobytes()
+        offered = hit.levels[first:chunks]
         taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
         left_out = offered[taken:]
         entry.declined = dict(by_level("declined_tokens_slower_than_computing", left_out, size)) if left_out else {}
         chunks = first + taken if taken else 0
         if chunks == hit.chunks and hit.tokens <= usable:
             return hit
-        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace, hit.owner)
+        return Hit(chunks, min(chunks * size, usable), hit.levels[:chunks], hit.keys, hit.peer_pace, hit.owner)
 
     def _look_up(self, entry: Tracked, wanted: int) -> Hit:
         if self._geometry.may_cut_hits:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -113,7 +112,7 @@ class Setting:
 
     def hit(self, chunks: int = 3, level: Level = Level.DRAM) -> kv.Hit:
         keys = self._pool.keys(tokens_of(1, chunks * SMALL.chunk_tokens))
-        return kv.Hit(chunks, chunks * SMALL.chunk_tokens, np.full(chunks, level, np.uint8), keys)
+        return kv.Hit(chunks, chunks * SMALL.chunk_tokens, bytes([level]) * chunks, keys)
 
 
 @pytest.fixture

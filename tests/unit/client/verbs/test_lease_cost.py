@@ -7,7 +7,6 @@ from kvpool.protocol.records import messages as m
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import Namespace
 from kvpool_client.verbs.lease import Lease, LeaseHold
-from kvpool_client.verbs.lease_fetcher import NO_RENEWAL
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import FULL, HYBRID, STATE, WINDOW
 
@@ -26,6 +25,6 @@ FULL_BYTES, WINDOW_BYTES, STATE_BYTES = (HYBRID.of_group(group).stored_bytes for
 )
 def test_what_comes_from_elsewhere_costs_by_the_bytes_of_its_group(layout: kv.Layout, levels: bytes, size: int) -> None:
     leased = m.Leased(lease=1, chunks=4, offsets=b"", generations=b"", tiers=levels)
-    hold = LeaseHold(None, leased, namespace=Namespace("model", layout, ""), renewal=NO_RENEWAL)
+    hold = LeaseHold(None, leased, namespace=Namespace("model", layout, ""), asked_ns=0)
     lease = Lease(hold, estimate_s=lambda chunks: 100.0 * chunks, peer_pace=PeerPace(bytes_per_s=1.0, wait_s=0.0))
     assert lease.cost_s == 400.0 + size

@@ -13,7 +13,6 @@ from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
-from kvpool.protocol import frames
 from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of, stage_of, staged_of
 
 HELLO = identity_of("node").hello()
@@ -253,7 +252,7 @@ def test_sizes_are_checked_before_anything_is_decoded() -> None:
 def test_unknown_kinds_and_other_directions_are_named() -> None:
     for record in (r.Pong(bytes(16)), OFFER, r.Refused("a", "b"), CHANGES, GAP, PAGE):
         assert _fault([wire.encode_message(record, 2)]).code == r.RefusalCode.KIND
-    fault = _fault([frames.encode(99, 6, [])[4:]])
+    fault = _fault([msgpack.packb([99, 6])])
     assert (fault.code, fault.sequence, str(fault)) == (r.RefusalCode.KIND, 6, "kind 99 is not known here")
     for record in (PULL, *FOLLOWS):
         with pytest.raises(wire.WireFault):

@@ -1,6 +1,5 @@
 """The part of a lookup's hit that is asked for: clipped to what vLLM can use, and still of the node that a request named."""
 
-import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -16,7 +15,7 @@ def test_the_named_node_is_asked_for_a_hit_that_is_clipped(
     half = start().scheduler._scheduler
 
     def lookup(keys: kv.KeyChain, owner: str = "") -> kv.Hit:
-        return kv.Hit(len(keys), len(keys) * CHUNK, np.full(len(keys), int(Level.PEER), np.uint8), keys, None, owner)
+        return kv.Hit(len(keys), len(keys) * CHUNK, bytes([Level.PEER]) * len(keys), keys, None, owner)
 
     monkeypatch.setattr(half.pool, "lookup", lookup)
     request = Request("named", prompt(1, 5 * CHUNK + more_tokens), kv_transfer_params={"owner": "elsewhere"})
