@@ -1996,7 +1996,7 @@ class LeaseFrames:
     def __init__(self, desk: LeaseDesk, times: VerbTimes, saves: SaveFrames, kinds: Sequence[int], frame_bytes_max: int, numbers_max: int, answer_bytes_max: int) -> None:
         """`kinds`: of Acquire, Leased, DropLeases, Renew and Done."""
 
-    def serve(self, reader: Reader, writer: SaveWriter | None, arrived: bytes, now_ns: int, left_ns: int) -> ServedFrames | None:
+    def serve(self, reader: Reader, writer: SaveWriter | None, arrived: bytes | bytearray, first: int, now_ns: int, left_ns: int) -> ServedFrames | None:
         """
         Serves the leading frames that are about leases and plain saves, for so long. None where the first frame is not for here.
         """

@@ -104,22 +104,30 @@ class FrameReader:
         (length,) = LENGTH.unpack_from(buffer, self._start)
         if not BODY_BYTES_MIN <= length <= FRAME_BYTES_MAX:
             check_length(length)
-        end = start + length
-        left = waiting - LENGTH.size - length
-        if left < 0:
+        if waiting < LENGTH.size + length:
             return None
+        end = start + length
+        self.skip(LENGTH.size + length)
+        if length <= COPIED_BYTES_MAX:
+            return decode(buffer[start:end])
+        with memoryview(buffer) as whole, whole[start:end] as body:
+            return decode(body)
+
+    def unread(self) -> tuple[bytes | bytearray, int]:
+        """The bytes that were not decoded, and where in them they begin. Nothing is copied: only until the next call."""
+        return self._buffer, self._start
+
+    def skip(self, count: int) -> None:
+        """So many leading bytes have been decoded. REQUIRES: they are whole frames."""
+        end, left = self._start + count, self.waiting - count
         self.waiting = left
         if not left:
             self._buffer, self._start = b"", 0
         elif end > TAKEN_BYTES_KEPT and left < end:
             # Decoded bytes are dropped where they are many, so that a connection costs no more memory than it has to.
-            self._buffer, self._start = bytearray(memoryview(buffer)[end:]), 0
+            self._buffer, self._start = bytearray(memoryview(self._buffer)[end:]), 0
         else:
             self._start = end
-        if length <= COPIED_BYTES_MAX:
-            return decode(buffer[start:end])
-        with memoryview(buffer) as whole, whole[start:end] as body:
-            return decode(body)
 
 
 class _ItemLimit:

@@ -176,9 +176,23 @@ struct ServedFrames {
   std::vector<SaveNote> saves;
 };
 
-std::optional<ServedFrames> serve(LeaseFrames& self, const Reader& reader, const SaveWriter* writer, const nb::bytes& arrived,
+// What has arrived, from a byte on: of the buffer itself, which nobody changes meanwhile.
+std::span<const uint8_t> arrived_from(const nb::object& arrived, size_t first) {
+  const bool is_array = PyByteArray_Check(arrived.ptr()) != 0;
+  if (!is_array && !nb::isinstance<nb::bytes>(arrived)) {
+    throw nb::type_error("arrived must be bytes or a bytearray");
+  }
+  const auto size = static_cast<size_t>(is_array ? PyByteArray_Size(arrived.ptr()) : PyBytes_Size(arrived.ptr()));
+  const char* const begin = is_array ? PyByteArray_AsString(arrived.ptr()) : PyBytes_AsString(arrived.ptr());
+  if (first > size) {
+    throw nb::value_error("first must be within the bytes");
+  }
+  return {reinterpret_cast<const uint8_t*>(begin) + first, size - first};
+}
+
+std::optional<ServedFrames> serve(LeaseFrames& self, const Reader& reader, const SaveWriter* writer, const nb::object& arrived, size_t first,
                                   uint64_t now_ns, uint64_t left_ns) {
-  LeaseFrames::Served served = self.serve(reader, writer, bytes_of(arrived), now_ns, left_ns);
+  LeaseFrames::Served served = self.serve(reader, writer, arrived_from(arrived, first), now_ns, left_ns);
   if (served.consumed == 0) {
     return std::nullopt;
   }
@@ -220,7 +234,9 @@ void bind_frames(nb::module_& module) {
            "desk"_a, "times"_a, "saves"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            "`kinds`: of Acquire, Leased, DropLeases, Renew and Done.")
-      .def("serve", &serve, "reader"_a, "writer"_a.none(), "arrived"_a, "now_ns"_a, "left_ns"_a,
+      .def("serve", &serve, "reader"_a, "writer"_a.none(), "arrived"_a, "first"_a, "now_ns"_a, "left_ns"_a,
+           nb::sig("def serve(self, reader: Reader, writer: SaveWriter | None, arrived: bytes | bytearray, first: int, now_ns: int,"
+                   " left_ns: int) -> ServedFrames | None"),
            "Serves the leading frames that are about leases and plain saves, for so long. None where the first frame is not for here.");
 }
 

@@ -127,35 +127,10 @@ class Connection(asyncio.Protocol):
         """Bytes arrived."""
         if self._is_draining:
             return
-        if self._serve_at_once is not None and not self._reader.waiting and not self.is_waiting:
-            data = self._serve_leading(self._serve_at_once, data)
-            if not data:
-                return
         self._reader.add_bytes(data)
         self._turns.ask_turn(self)
         if self.is_waiting:
             self._read(is_wanted=False)  # until it has had its turn: at most one read waits
-
-    def _serve_leading(self, serve: ServeAtOnce, data: bytes) -> bytes:
-        """Serve what can be at once. Returns what is left."""
-        if (
-            self._request is not None
-            or self._waiting is not None
-            or not self._is_peer_reading
-            or self._transport is None
-        ):
-            return data
-        try:
-            served = self._turns.serve_at_once(serve, data)
-        except Exception as error:
-            self.fail(error)
-            return b""
-        if served is None:
-            return data
-        consumed, answers = served
-        if answers:
-            self._transport.write(answers)
-        return data[consumed:]
 
     def eof_received(self) -> bool:
         """The peer has closed its side; answers are of no use now."""
@@ -222,7 +197,9 @@ class Connection(asyncio.Protocol):
             elif request is not None:
                 may_go_on = self._advance(request)
             else:
-                may_go_on = reader.waiting > 0 and self._serve_next(now_ns)
+                may_go_on = reader.waiting > 0 and (
+                    self._serve_leading(max(0, until_ns - now_ns)) or self._serve_next(now_ns)
+                )
             if not may_go_on:
                 if not self._is_reading:
                     self._read(is_wanted=True)
@@ -235,6 +212,19 @@ class Connection(asyncio.Protocol):
                 return True
         self._read(is_wanted=False)
         return False
+
+    def _serve_leading(self, left_ns: int) -> bool:
+        """Serve whole requests that can be answered in one step, one at least, for so long. Whether there were any."""
+        if self._serve_at_once is None:
+            return False
+        served = self._serve_at_once(*self._reader.unread(), left_ns)
+        if served is None:
+            return False
+        consumed, answers = served
+        self._reader.skip(consumed)
+        if answers and self._transport is not None:
+            self._transport.write(answers)
+        return True
 
     def _serve_next(self, started_ns: int) -> bool:
         """Serve the next request, or its first part. False where none is complete, or the frame is invalid."""

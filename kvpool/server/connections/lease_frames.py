@@ -20,8 +20,9 @@ from kvpool.server.metrics.request_times import RequestTimes
 _KINDS = (m.Acquire.KIND, m.Leased.KIND, one_way.DropLeases.KIND, m.Renew.KIND, m.Done.KIND)
 # Answers of one call, beside the last one: then it is seen whether the peer reads them.
 ANSWER_BYTES_MAX = 64 << 10
-# Serves leading frames of what arrived, for so many nanoseconds: how many bytes they are, and the answers. None: not for here.
-ServeAtOnce = Callable[[bytes, int], tuple[int, bytes] | None]
+# Serves leading frames of what arrived, from a byte on, for so many nanoseconds: how many bytes they are, and the answers.
+# None: not for here.
+ServeAtOnce = Callable[[bytes | bytearray, int, int], tuple[int, bytes] | None]
 
 
 class LeaseFrames:
@@ -46,15 +47,15 @@ class LeaseFrames:
         chains, clock, reader = self._chains, self._clock, session.reader
         serve_frames, writer = self._native.serve, chains.writers.writer_of(session)
 
-        def serve(arrived: bytes, left_ns: int) -> tuple[int, bytes] | None:
+        def serve(arrived: bytes | bytearray, first: int, left_ns: int) -> tuple[int, bytes] | None:
             if chains.has_watchers(session):
                 return None
             own = writer if chains.may_save_at_once else None
             with chains.tiering.protecting(own is not None):
-                served = serve_frames(reader, own, arrived, clock.now_ns(), left_ns)
+                served = serve_frames(reader, own, arrived, first, clock.now_ns(), left_ns)
                 if served is None and own is not None and chains.journal.is_behind:
                     chains.journal.keep_up()  # what was published is recorded before a reservation evicts more
-                    served = serve_frames(reader, own, arrived, clock.now_ns(), left_ns)
+                    served = serve_frames(reader, own, arrived, first, clock.now_ns(), left_ns)
             if served is None:
                 return None
             chains.expiry.schedule()

@@ -12,8 +12,7 @@ once.
 
 import asyncio
 import heapq
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from kvpool.clock import Clock
 
@@ -21,9 +20,6 @@ from kvpool.clock import Clock
 TURN_NS = 1_000_000
 # One connection's slice of a turn while others wait: a few requests, so that switching costs little (a guess).
 SLICE_NS = 250_000
-
-
-Answered = TypeVar("Answered")
 
 
 class RequestSource(Protocol):
@@ -68,21 +64,6 @@ class Turns:
             # Before those that wait again and again.
             served.used_ns = max(served.used_ns, self._least_used_ns - SLICE_NS)
             self._wait(served)
-
-    def serve_at_once(self, serve: Callable[[bytes, int], Answered | None], arrived: bytes) -> Answered | None:
-        """What comes of serving bytes within the time that is left now; None too while others wait."""
-        started_ns = self._clock.now_ns()
-        left_ns = self._left_ns + started_ns - self._idle_since_ns
-        self._left_ns = left_ns if left_ns < TURN_NS else TURN_NS
-        self._idle_since_ns = started_ns
-        if self._waiting or self._left_ns <= 0:
-            return None
-        try:
-            return serve(arrived, self._left_ns)
-        finally:
-            ended_ns = self._clock.now_ns()
-            self._left_ns -= ended_ns - started_ns
-            self._idle_since_ns = ended_ns
 
     def _wait(self, served: RequestSource) -> None:
         self._asked += 1

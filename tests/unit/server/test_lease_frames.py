@@ -24,11 +24,10 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.lease_frames import ANSWER_BYTES_MAX, LeaseFrames
-from kvpool.server.connections.turns import TURN_NS, Turns
+from kvpool.server.connections.turns import Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS, engine_handlers
 from tests.hostile.rigs.raw_clients import keys_of
-from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import HYBRID
 from tests.rigs.parts import served
@@ -56,7 +55,7 @@ class Setting:
         self.session = self.pool.open_session(ConnectionId(7), "model", layout)
         self.times = RequestTimes(VERBS)
         self.lease_frames = LeaseFrames(self.pool.chains, self.times, MonotonicClock())
-        self.serve = self.lease_frames.of_session(self.session)
+        self.serve_at_once = self.lease_frames.of_session(self.session)
         self.keys, self.leaves = b"", b""  # of a hit
 
     def store(self) -> None:
@@ -77,6 +76,10 @@ class Setting:
                 self.keys += keys
                 self.leaves += keys[-KEY_BYTES:] if is_chain else keys
 
+    def serve(self, arrived: bytes, left_ns: int) -> tuple[int, bytes] | None:
+        """Behind other bytes, of which nothing is read."""
+        return self.serve_at_once(bytearray(b"##" + arrived), 2, left_ns)
+
     def connect(self) -> tuple[Connection, Transport]:
         clock = MonotonicClock()
         connection = Connection(
@@ -88,7 +91,7 @@ class Setting:
             on_closed=lambda _: None,
             on_protocol_error=lambda: None,
             on_failed=lambda _: None,
-            serve_at_once=self.serve,
+            serve_at_once=self.serve_at_once,
         )
         transport = Transport()
         connection.connection_made(transport)
@@ -237,23 +240,6 @@ def test_a_peer_that_does_not_read_gets_no_more_answers_than_fit_its_buffer() ->
     in_pool(LAYOUTS["plain"], check)
 
 
-def test_who_has_used_its_turn_waits_for_the_next_one() -> None:
-    clock = HandClock()
-    turns = Turns(clock)
-    given: list[int] = []
-
-    def serve(arrived: bytes, left_ns: int) -> tuple[int, bytes]:
-        given.append(left_ns)
-        clock.advance(0.0004)
-        return len(arrived), b""
-
-    answers = [turns.serve_at_once(serve, b"frame") for _ in range(4)]
-    assert answers == [(5, b"")] * 3 + [None]
-    assert given == [TURN_NS, TURN_NS - 400_000, TURN_NS - 800_000]
-    clock.advance(0.0003)
-    assert turns.serve_at_once(serve, b"frame") is not None
-
-
 def test_a_connection_answers_in_the_order_of_its_requests() -> None:
     async def run() -> None:
         setting = Setting(LAYOUTS["plain"])
@@ -274,6 +260,19 @@ def test_a_connection_answers_in_the_order_of_its_requests() -> None:
         await setting.pool.stop()
 
     asyncio.run(run())
+
+
+def test_a_connection_whose_turn_is_over_is_served_one_request() -> None:
+    def check(setting: Setting) -> None:
+        connection, transport = setting.connect()
+        connection.is_waiting = True  # for its turn
+        connection.data_received(m.encode(m.Renew(b""), 1) * 3)
+        for served_by_now in (1, 2, 3):
+            assert connection.serve(until_ns=0), "there may be more"
+            assert len(transport.answers) == served_by_now
+        assert not connection.serve(until_ns=0)
+
+    in_pool(LAYOUTS["plain"], check)
 
 
 def test_a_connection_with_announcements_or_too_many_leases_is_served_by_the_verbs() -> None:
@@ -313,7 +312,7 @@ def test_a_session_of_another_connection_ends_no_lease() -> None:
         assert setting.serve(m.encode(m.Acquire(setting.leaves, HIT), 1), PLENTY_NS) is not None
         other: EngineSession = setting.pool.open_session(ConnectionId(8), "model", setting.session.layout)
         drop = m.encode(one_way.DropLeases(columns.pack_numbers([1])), 0)
-        assert setting.lease_frames.of_session(other)(drop, PLENTY_NS) == (len(drop), b"")
+        assert setting.lease_frames.of_session(other)(drop, 0, PLENTY_NS) == (len(drop), b"")
         assert setting.held == HIT
         assert setting.serve(drop, PLENTY_NS) == (len(drop), b"")
         assert setting.held == 0
