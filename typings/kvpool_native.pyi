@@ -617,9 +617,14 @@ class Directory:
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
-    def pin_unsaved_hold(self, hold: int) -> Pinned:
+    def pin_unsaved_hold(self, hold: int, position: int) -> Pinned:
         """
-        The same of the stored chunks of a hold or a reservation; none where it is unknown.
+        The same of one chunk of a hold or a reservation, and what precedes it; none where it is unknown.
+        """
+
+    def last_unsaved(self, hold: int, end: int = 18446744073709551615) -> int | None:
+        """
+        Where a hold or a reservation has its last stored chunk before `end` that every lower tier lacks.
         """
 
     def unsaved_holders(self) -> list[int]:

@@ -55,7 +55,7 @@ class EngineSession:
             list(self.layout.ranks),
             is_scheduler=self.layout.rank is None,
             has_groups=bool(self.groups),
-            groups=[part.group_reader for part in self.parts],
+            groups=[_group_reader(part, self.layout.chunk_tokens if self.groups else 0) for part in self.parts],
         )
         object.__setattr__(self, "reader", reader)
 
@@ -83,13 +83,6 @@ class EngineSession:
     def parts(self) -> "tuple[EngineSession, ...]":
         """The session of each group; without groups there is one, of all chunks."""
         return self.groups or (self,)
-
-    @property
-    def group_reader(self) -> kvpool_native.ReaderGroup:
-        """The session's chunks as one group of a reader."""
-        layout, role = self.layout, self.layout.group
-        chunks_max = UNBOUNDED if role is None else role.chunks_of(UNBOUNDED, layout.chunk_tokens)
-        return kvpool_native.ReaderGroup(layout.is_chained, chunks_max, self.namespace_ids, self.chunk_sizes)
 
     @property
     def written(self) -> kvpool_native.WriterGroup:
@@ -135,3 +128,10 @@ class EngineSession:
         """Raises Refused where the layout has groups: a request without a group names no chunks of theirs."""
         if self.groups:
             raise Refused("group", "this connection's layout has groups: their chunks are named by group alone")
+
+
+def _group_reader(part: EngineSession, chunk_tokens: int) -> kvpool_native.ReaderGroup:
+    """A session's chunks as a group of a reader, of a hit in chunks of so many tokens; 0: they are all that it reads."""
+    layout, role = part.layout, part.layout.group
+    chunks_max = role.chunks_of(UNBOUNDED, chunk_tokens) if role is not None and chunk_tokens else UNBOUNDED
+    return kvpool_native.ReaderGroup(layout.is_chained, chunks_max, part.namespace_ids, part.chunk_sizes)

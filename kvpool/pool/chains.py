@@ -84,7 +84,7 @@ class Chains:
         """
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         _check_owner(request.owner)
-        granted = self.readers.lease_at_once(session, request, self.clock.now_ns())
+        granted = None if request.owner else self.readers.lease_at_once(session, request, self.clock.now_ns())
         if granted is not None:
             lease, leased = granted
             self.note_use(session, lease)
@@ -97,9 +97,10 @@ class Chains:
         """Take holds on what `acquire` leases, which count for the holder, and give them."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         _check_owner(request.owner)
-        taken = self.readers.hold_at_once(session, request, self.clock.now_ns(), holder=holder)
-        if taken is not None:
-            return give(session, taken)
+        if not request.owner:
+            taken = self.readers.hold_at_once(session, request, self.clock.now_ns(), holder=holder)
+            if taken is not None:
+                return give(session, taken)
         return (yield from self._hold_parts(session, request, holder, give=give))
 
     def _hold_parts(

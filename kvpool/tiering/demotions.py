@@ -183,8 +183,10 @@ class Demotions:
     def _pins_of_held(self) -> Iterator[kvpool_native.Pinned]:
         """Pins on chunks that somebody holds and only DRAM has: one of a chain, one of each chunk without a parent."""
         for holder in self._directory.unsaved_holders():
-            while (pinned := self._directory.pin_unsaved_hold(holder)).id:
-                yield pinned
+            position = self._directory.last_unsaved(holder)
+            while position is not None:
+                yield self._directory.pin_unsaved_hold(holder, position)
+                position = self._directory.last_unsaved(holder, position)
 
     def write(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
         """Start to write those of these chunks that the lower tier lacks, whatever admission says, as far as room and budget

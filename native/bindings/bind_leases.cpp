@@ -135,10 +135,10 @@ void bind_desk(nb::module_& module) {
       .def_ro("rows", &HeldHit::rows, "Chunks of the holds of one rank together.")
       .def_ro("holds", &HeldHit::holds, "Those of one rank after those of another.");
   nb::class_<LeaseDesk>(module, "LeaseDesk", "Leases of hits that are in DRAM as a whole. Control thread only.")
-      .def(nb::new_([](Directory& directory, LeaseTable& leases, EndingHolds& ending, ReuseDistances* reuse, uint64_t leases_max,
+      .def("__init__", [](LeaseDesk* self, Directory& directory, LeaseTable& leases, EndingHolds& ending, ReuseDistances* reuse, uint64_t leases_max,
                        uint64_t held_max, uint64_t rows_max, uint64_t named_max) {
-             return new LeaseDesk(directory, leases, ending, reuse, {leases_max, held_max, rows_max, named_max});
-           }),
+             new (self) LeaseDesk(directory, leases, ending, reuse, {leases_max, held_max, rows_max, named_max});
+           },
            "directory"_a, "leases"_a, "ending"_a, "reuse"_a.none(), "leases_max"_a, "held_max"_a, "rows_max"_a, "named_max"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def(
@@ -227,10 +227,10 @@ void bind_frames(nb::module_& module) {
       .def_ro("has_backlog", &ServedFrames::has_backlog, "Holds are left to be released.")
       .def_ro("saves", &ServedFrames::saves, "What was answered about saves.");
   nb::class_<LeaseFrames>(module, "LeaseFrames", "Serves frames about leases as they arrive. Control thread only.")
-      .def(nb::new_([](LeaseDesk& desk, VerbTimes& times, SaveFrames& saves, const std::vector<uint32_t>& kinds,
+      .def("__init__", [](LeaseFrames* self, LeaseDesk& desk, VerbTimes& times, SaveFrames& saves, const std::vector<uint32_t>& kinds,
                        size_t frame_bytes_max, size_t numbers_max, size_t answer_bytes_max) {
-             return new LeaseFrames(desk, times, saves, kinds_of(kinds), {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
-           }),
+             new (self) LeaseFrames(desk, times, saves, kinds_of(kinds), {frame_bytes_max, numbers_max, answer_bytes_max}, &steady_ns);
+           },
            "desk"_a, "times"_a, "saves"_a, "kinds"_a, "frame_bytes_max"_a, "numbers_max"_a, "answer_bytes_max"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            "`kinds`: of Acquire, Leased, DropLeases, Renew and Done.")

@@ -66,15 +66,16 @@ void bind_saves(nb::module_& module) {
       .def(nb::new_(&make_writer), "directory"_a, "connection"_a, "groups"_a,
            "Raises KeyError, IndexError or ValueError for a group that the directory does not know so.");
   nb::class_<SaveDesk>(module, "SaveDesk", "Plain saves, a request in a call. Control thread only.")
-      .def(nb::new_([](Directory& directory, PlainSaves& saves, ReuseDistances* reuse, uint64_t saves_max, uint64_t chunks_max, bool keeps_tokens) {
-             return new SaveDesk(directory, saves, reuse, {saves_max, chunks_max}, keeps_tokens);
-           }),
+      .def("__init__", [](SaveDesk* self, Directory& directory, PlainSaves& saves, ReuseDistances* reuse, uint64_t saves_max, uint64_t chunks_max,
+                          bool keeps_tokens) {
+             new (self) SaveDesk(directory, saves, reuse, {saves_max, chunks_max}, keeps_tokens);
+           },
            "directory"_a, "saves"_a, "reuse"_a.none(), "saves_max"_a, "chunks_max"_a, "keeps_tokens"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
   nb::class_<SaveFrames>(module, "SaveFrames", "Serves frames about plain saves, see `LeaseFrames`. Control thread only.")
-      .def(nb::new_([](SaveDesk& desk, uint32_t reserve, uint32_t reserved, uint32_t commit, uint32_t committed) {
-             return new SaveFrames(desk, {reserve, reserved, commit, committed});
-           }),
+      .def("__init__", [](SaveFrames* self, SaveDesk& desk, uint32_t reserve, uint32_t reserved, uint32_t commit, uint32_t committed) {
+             new (self) SaveFrames(desk, {reserve, reserved, commit, committed});
+           },
            "desk"_a, nb::kw_only(), "reserve"_a, "reserved"_a, "commit"_a, "committed"_a, nb::keep_alive<1, 2>(), "The kinds of these records.");
   nb::class_<SaveNote>(module, "SaveNote", "What was answered to one request about a save.")
       .def_ro("is_commit", &SaveNote::is_commit, "Otherwise it was a reservation.")

@@ -149,8 +149,11 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
           "namespace"_a, "keys"_a, "parent"_a = nb::bytes(""),
           "The same of the longest stored prefix, or of what follows a parent; worth it or not.")
       .def(
-          "pin_unsaved_hold", [](Directory& self, HoldId hold) { return describe(self, self.pin_unsaved_hold(hold)); }, "hold"_a,
-          "The same of the stored chunks of a hold or a reservation; none where it is unknown.")
+          "pin_unsaved_hold",
+          [](Directory& self, HoldId hold, size_t position) { return describe(self, self.pin_unsaved_hold(hold, position)); }, "hold"_a,
+          "position"_a, "The same of one chunk of a hold or a reservation, and what precedes it; none where it is unknown.")
+      .def("last_unsaved", &Directory::last_unsaved, "hold"_a, "end"_a = SIZE_MAX,
+           "Where a hold or a reservation has its last stored chunk before `end` that every lower tier lacks.")
       .def("unsaved_holders", &Directory::unsaved_holders, "The holds and reservations of chunks that every lower tier lacks.")
       .def(
           "pin_chunk", [](Directory& self, HoldId hold, size_t position) { return self.pin_chunk(hold, position).value_or(0); },

@@ -99,7 +99,7 @@ void CopyLink::withdraw(const ChunkKey& key, Cause cause) noexcept {
 }
 
 // Those with a copy come first.
-void CopyLink::use_copies(const std::vector<RecordId>& originals, uint64_t now_ns) noexcept {
+void CopyLink::use_copies(std::span<const RecordId> originals, uint64_t now_ns) noexcept {
   std::vector<RecordId> used;
   for (const RecordId id : originals) {
     const ChunkRecord& original = originals_.records_[id];

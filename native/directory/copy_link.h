@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <span>
 #include <vector>
 
 #include "base/types.h"
@@ -54,7 +55,7 @@ class CopyLink {
   // Of the originals. One leaves, and what follows it has left; these, a part of one chain, have been used; the priority of one that has
   // a copy is this from now on.
   void withdraw(const ChunkKey& key, Cause cause) noexcept;
-  void use_copies(const std::vector<RecordId>& originals, uint64_t now_ns) noexcept;
+  void use_copies(std::span<const RecordId> originals, uint64_t now_ns) noexcept;
   void follow_retention(const ChunkKey& key, uint8_t priority) noexcept;
   // Where the copies of these lie, in the rows of those that have one.
   void locate(const std::vector<RecordId>& originals, Columns& columns) const;

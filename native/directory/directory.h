@@ -111,7 +111,8 @@ class Directory {
   [[nodiscard]] HolderShares& shares() noexcept { return shares_; }
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
-  // The same for its last `limit` chunks: how many they are. Where it had none any more it has ended.
+  // The same for its last `limit` chunks, or the first ones of those without a parent: how many they are. Where it had none any more it
+  // has ended.
   size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
 
   // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
@@ -161,9 +162,11 @@ class Directory {
   // it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
-  [[nodiscard]] Hold pin_unsaved_hold(HoldId holder);
-  // The holds and reservations to pin so, until nothing is pinned: of chunks that somebody holds `pin_unsaved` finds none. One look
-  // at each of them, and at each of its chunks that has no parent.
+  [[nodiscard]] Hold pin_unsaved_hold(HoldId holder, size_t position);
+  // Where a hold or a reservation has its last stored chunk before `end` that every lower tier lacks.
+  [[nodiscard]] std::optional<size_t> last_unsaved(HoldId holder, size_t end = SIZE_MAX) const noexcept;
+  // Those that have any: of chunks that somebody holds `pin_unsaved` finds none. One look at each of them, and at each of its chunks
+  // that has no parent.
   [[nodiscard]] std::vector<HoldId> unsaved_holders() const;
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
@@ -275,12 +278,12 @@ class Directory {
   void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
-  [[nodiscard]] RecordId last_unsaved(HoldId holder) const noexcept;
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept;
-  void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
+  void end_holds(std::span<const RecordId> records, uint64_t now_ns) noexcept, end_reading(std::span<const RecordId> records, uint64_t now_ns) noexcept;
+  [[nodiscard]] bool is_chain(std::span<const RecordId> records) const noexcept;
   void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
   void add_holds(std::span<const RecordId> chain) noexcept, count_held(std::span<const RecordId> chain, uint64_t by) noexcept;
   void give_up_landing(RecordId id) noexcept;

@@ -143,15 +143,32 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
   return holds_.open_hold(std::move(records));
 }
 
+// A reader's hold ends: as one use of a chain; of chunks without a parent as one of each, the first of them first, for who goes on needs
+// the last ones longest.
+void Directory::end_reading(std::span<const RecordId> records, uint64_t now_ns) noexcept {
+  if (is_chain(records)) {
+    end_holds(records, now_ns);
+    return;
+  }
+  for (const RecordId& id : records) {
+    end_holds({&id, 1}, now_ns);
+  }
+}
+
+// Whether the chunks of a hold follow one another; otherwise none has a parent. Nothing follows a chunk that was dropped.
+bool Directory::is_chain(std::span<const RecordId> records) const noexcept {
+  return records.size() < 2 || records_[records[0]].parent.valid() || records_[records[1]].parent.valid();
+}
+
 // From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
 // puts it behind the children that become idle here.
-void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+void Directory::end_holds(std::span<const RecordId> records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   if (copies_ != nullptr) {
     copies_->use_copies(records, latest_ns_);
   }
   policy_->note_uses(records_, records, latest_ns_);
-  const std::span<const RecordId> chain(records);
+  const std::span<const RecordId> chain = records;
   size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
   const auto rest = [&](size_t first) {
     const auto ended = chain.subspan(first, end - first);
@@ -390,7 +407,7 @@ bool Directory::release(HoldId hold, uint64_t now_ns) {
     return false;
   }
   shares_.end(hold, *records);
-  end_holds(*records, now_ns);
+  end_reading(*records, now_ns);
   return true;
 }
 
@@ -401,11 +418,13 @@ size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
     release(hold, now_ns);
     return chunks;
   }
-  const auto cut = found->end() - static_cast<std::ptrdiff_t>(limit);
-  const std::vector<RecordId> ending(cut, found->end());
-  found->erase(cut, found->end());
+  const auto count = static_cast<std::ptrdiff_t>(limit);
+  const bool are_last = is_chain(*found);
+  const auto first = are_last ? found->end() - count : found->begin();
+  const std::vector<RecordId> ending(first, first + count);
+  found->erase(first, first + count);
   shares_.shorten(hold, records_[ending.front()].size_class, limit);
-  end_holds(ending, now_ns);
+  end_reading(ending, now_ns);
   return limit;
 }
 

@@ -78,35 +78,33 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
   return !above || find_prefix(owner, *above, keys, n, records) == 0 ? Hold{} : pin_unsaved_chain_of(records.back());
 }
 
-// The last stored chunk of a hold or a reservation that every lower tier lacks; unset where none is. What precedes a chunk with a
-// parent is below where the chunk is.
-RecordId Directory::last_unsaved(HoldId holder) const noexcept {
+std::optional<size_t> Directory::last_unsaved(HoldId holder, size_t end) const noexcept {
   const HoldTable::Records& held = holds_.chain_of(holder);
-  for (auto id = held.rbegin(); id != held.rend(); ++id) {
-    const ChunkRecord& record = records_[*id];
+  for (size_t index = std::min(end, held.size()); index-- > 0;) {
+    const ChunkRecord& record = records_[held[index]];
     if (record.state == ChunkState::READY && standings_.of(record) == Standing::UNSAVED) {
-      return *id;
+      return index;
     }
     if (record.state == ChunkState::READY && record.parent.valid()) {
-      break;
+      break;  // what precedes it is below where it is
     }
   }
-  return {};
+  return std::nullopt;
 }
 
 std::vector<HoldId> Directory::unsaved_holders() const {
   std::vector<HoldId> found;
   for (const HoldId holder : holds_.holders()) {
-    if (last_unsaved(holder).valid()) {
+    if (last_unsaved(holder)) {
       found.push_back(holder);
     }
   }
   return found;
 }
 
-Hold Directory::pin_unsaved_hold(HoldId holder) {
-  const RecordId last = last_unsaved(holder);
-  return last.valid() ? pin_unsaved_chain_of(last) : Hold{};
+Hold Directory::pin_unsaved_hold(HoldId holder, size_t position) {
+  const HoldTable::Records& held = holds_.chain_of(holder);
+  return position < held.size() && records_[held[position]].state == ChunkState::READY ? pin_unsaved_chain_of(held[position]) : Hold{};
 }
 
 std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {

@@ -67,7 +67,7 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
   ghosts_.add(record.key, ghost);
 }
 
-void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
+void ClassQueuePolicy::note_uses(ChunkRecords& records, std::span<const RecordId> chain, uint64_t now_ns) {
   sampled_.clear();
   bool is_use = false;
   uint8_t begun_class = 0;  // of intervals that begin, which a chain has mostly in one class: counted together

@@ -27,7 +27,7 @@ class ClassQueuePolicy : public EvictionPolicy {
   void prefetch(const ChunkKey& key) const noexcept override { ghosts_.prefetch(key); }
   void note_new(ChunkRecord& record, uint64_t now_ns) noexcept override;
   void note_evicted(const ChunkRecord& record) override;
-  void note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) override;
+  void note_uses(ChunkRecords& records, std::span<const RecordId> chain, uint64_t now_ns) override;
   [[nodiscard]] double chance(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept override {
     return static_cast<double>(model_.chance(queue, now_ns - last_access_ns));
   }

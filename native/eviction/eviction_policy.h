@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "records/chunk_records.h"
@@ -58,7 +59,7 @@ class EvictionPolicy {
   // A chunk was evicted.
   virtual void note_evicted(const ChunkRecord&) {}
   // A request has used this chain, root first: those marked as used get their queues.
-  virtual void note_uses(ChunkRecords&, const std::vector<RecordId>& /*chain*/, uint64_t /*now_ns*/) {}
+  virtual void note_uses(ChunkRecords&, std::span<const RecordId> /*chain*/, uint64_t /*now_ns*/) {}
   // How likely a chunk in this queue, used last at that time, is to be used again; 0 as long as not `knows_chances`.
   [[nodiscard]] virtual double chance(uint8_t /*queue*/, uint64_t /*last_access_ns*/, uint64_t /*now_ns*/) const noexcept {
     return 0;

@@ -101,25 +101,25 @@ void HolderAccounts::change(HolderId holder, HolderBytes from, HolderBytes to) n
   });
 }
 
-void HolderAccounts::correct(Account& account, uint64_t bytes) noexcept {
-  account.twice = account.bytes.sum() - std::min(account.bytes.sum(), bytes);
+void HolderAccounts::correct(Account& account, Counted counted) noexcept {
+  account.twice = account.bytes.sum() - std::min(account.bytes.sum(), counted.bytes);
   account.changed = 0;
-  account.counted = bytes;
+  account.counted = counted;
   ++account.counts;
 }
 
-void HolderAccounts::correct(HolderId holder, uint64_t bytes) noexcept {
+void HolderAccounts::correct(HolderId holder, Counted counted) noexcept {
   const auto found = accounts_.find(holder.value());
   if (found != accounts_.end()) {
-    correct(found->second, bytes);
+    correct(found->second, counted);
   }
 }
 
-void HolderAccounts::correct_user(HolderId holder, uint64_t bytes) noexcept {
+void HolderAccounts::correct_user(HolderId holder, Counted counted) noexcept {
   const auto joined = users_of_.find(holder.value());
   const auto found = joined == users_of_.end() ? users_.end() : users_.find(joined->second);
   if (found != users_.end()) {
-    correct(found->second, bytes);
+    correct(found->second, counted);
   }
 }
 

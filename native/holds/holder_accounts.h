@@ -34,11 +34,16 @@ struct HolderBytes {
 
 class HolderAccounts {
  public:
+  // What a holder really protects, and how many chunks of its holds were looked at to know that.
+  struct Counted {
+    uint64_t bytes = 0;
+    uint64_t looks = 0;
+  };
   struct Account {
     HolderBytes bytes;
     uint64_t twice = 0;    // of the sum: known to be counted by another hold as well
     uint64_t changed = 0;  // chunks of holds that came or went since `correct`
-    uint64_t counted = 0;  // bytes that the holder really protected then
+    Counted counted;       // then
     uint64_t counts = 0;   // how often it was corrected
     std::unordered_set<HoldId> holds;
     std::optional<uint32_t> user;  // of a holder: who it is counted for as well
@@ -59,12 +64,12 @@ class HolderAccounts {
   // Bytes of a hold that goes on change their kind.
   void change(HolderId holder, HolderBytes from, HolderBytes to) noexcept;
   // The holder really protects this much.
-  void correct(HolderId holder, uint64_t bytes) noexcept;
+  void correct(HolderId holder, Counted counted) noexcept;
 
   // The same of the holder's user, where it has one.
   [[nodiscard]] const Account* find_user(HolderId holder) const noexcept;
   [[nodiscard]] std::optional<uint32_t> user_of(HolderId holder) const noexcept;
-  void correct_user(HolderId holder, uint64_t bytes) noexcept;
+  void correct_user(HolderId holder, Counted counted) noexcept;
   [[nodiscard]] const std::map<uint32_t, Account>& users() const noexcept { return users_; }
   [[nodiscard]] static uint64_t bound_of(const Account* account) noexcept {
     return account == nullptr ? 0 : account->bytes.sum() - account->twice;
@@ -79,7 +84,7 @@ class HolderAccounts {
 
  private:
   static void subtract(HolderBytes& from, const HolderBytes& bytes) noexcept;
-  static void correct(Account& account, uint64_t bytes) noexcept;
+  static void correct(Account& account, Counted counted) noexcept;
   // Calls `change` with the holder's account and, where there is one, its user's.
   template <typename Change>
   void change_both(HolderId holder, Change change) noexcept;

@@ -18,7 +18,8 @@ constexpr size_t COMPARED_RANKS = 4;
 
 // Whether so much has changed since an account was counted that it is worth counting again.
 bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
-  return account.changed * CHANGED_PART * chunk_bytes >= account.counted && account.changed * CHANGED_PART >= account.holds.size();
+  return account.changed * CHANGED_PART * chunk_bytes >= account.counted.bytes &&
+         account.changed * CHANGED_PART >= std::max<uint64_t>(account.holds.size(), account.counted.looks);
 }
 
 // Whether the chunks of a hold follow one another; otherwise none has a parent.
@@ -133,13 +134,14 @@ void HolderShares::recount(HolderId holder, uint64_t bytes) {
 
 // Leases first, each from its last chunk up to one with a parent that is counted already: what precedes that is counted as well.
 // Reservations may not reach up to the root.
-uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) const {
+HolderAccounts::Counted HolderShares::count_protected(const HolderAccounts::Account& account) const {
   std::vector<bool> is_counted(records_.end());
-  uint64_t bytes = 0;
+  HolderAccounts::Counted counted;
   const auto count = [&](RecordId id) {
     const bool is_new = !is_counted[id.value()];
     is_counted[id.value()] = true;
-    bytes += is_new ? taken_bytes(records_[id].size_class) : 0;
+    ++counted.looks;
+    counted.bytes += is_new ? taken_bytes(records_[id].size_class) : 0;
     return is_new;
   };
   for (const HoldId hold : account.holds) {
@@ -155,7 +157,7 @@ uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) c
       std::for_each(made->records.begin(), made->records.end(), count);
     }
   }
-  return bytes;
+  return counted;
 }
 
 bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes) {
@@ -396,12 +398,12 @@ std::vector<std::string> HolderShares::verify() const {
     }
     const bool is_counted = sums.reserved == account.bytes.reserved && sums.zombies == account.bytes.zombies &&
                             sums.leased == account.bytes.leased;
-    if (!is_counted || accounts_.bound(HolderId(number)) < count_protected(account)) {
+    if (!is_counted || accounts_.bound(HolderId(number)) < count_protected(account).bytes) {
       broken.push_back("holder " + std::to_string(number) + " protects more than is counted, or its bytes are miscounted");
     }
   }
   for (const auto& [user, account] : accounts_.users()) {
-    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_protected(account)) {
+    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_protected(account).bytes) {
       broken.push_back("user " + std::to_string(user) + " protects more than is counted, or not what its holders do");
     }
   }

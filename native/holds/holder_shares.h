@@ -105,7 +105,7 @@ class HolderShares {
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
   [[nodiscard]] bool has_room(HolderId holder, uint64_t bytes) const noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
-  [[nodiscard]] uint64_t count_protected(const HolderAccounts::Account& account) const;
+  [[nodiscard]] HolderAccounts::Counted count_protected(const HolderAccounts::Account& account) const;
   void recount(HolderId holder, uint64_t bytes);
   void verify_protected(std::vector<std::string>& broken) const;
 

@@ -217,6 +217,7 @@ class Connection(asyncio.Protocol):
         """Serve whole requests that can be answered in one step, one at least, for so long. Whether there were any."""
         if self._serve_at_once is None:
             return False
+        self._kind = 0  # of whatever fails in it
         served = self._serve_at_once(*self._reader.unread(), left_ns)
         if served is None:
             return False

@@ -357,12 +357,12 @@ TEST(what_is_held_by_readers_and_writers_is_found_for_a_copy_until_it_has_one) {
   EXPECT(memory.directory.pin_unsaved(64, WriteOrder::WORTHIEST).id == 0);
   const std::vector<HoldId> holders = memory.directory.unsaved_holders();
   EXPECT(std::set<HoldId>(holders.begin(), holders.end()) == std::set<HoldId>({begun.id, lease.id}));
-  const Hold pin = memory.directory.pin_unsaved_hold(begun.id);
+  const Hold pin = memory.directory.pin_unsaved_hold(begun.id, *memory.directory.last_unsaved(begun.id));
   EXPECT(pin.chunks == 3);
   EXPECT(memory.directory.unsaved_holders() == std::vector<HoldId>({lease.id}));
   EXPECT(tiers.demote(pin) == 3);
-  EXPECT(tiers.demote(memory.directory.pin_unsaved_hold(lease.id)) == 2);
+  EXPECT(tiers.demote(memory.directory.pin_unsaved_hold(lease.id, *memory.directory.last_unsaved(lease.id))) == 2);
   EXPECT(memory.directory.unsaved_holders().empty() && memory.directory.count_unsaved() == 0);
-  EXPECT(memory.directory.pin_unsaved_hold(begun.id).id == 0);
+  EXPECT(!memory.directory.last_unsaved(begun.id) && memory.directory.pin_unsaved_hold(begun.id, 99).id == 0);
   EXPECT(tiers.is_sound());
 }
