@@ -121,7 +121,7 @@ class KeyChain:
             full = joined[:-tail] if tail else joined
             if len(full):
                 self._append_tokens(full)
-                self._note_tokens(full)
+                self._token_ids.append(full.tobytes())
             self._tail = joined[-tail:].copy() if tail else _NO_TOKENS
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
@@ -140,7 +140,7 @@ class KeyChain:
             if known is None:
                 self._token_ids, self._ids_begin = [], len(self)
             else:
-                self._note_tokens(known)
+                self._token_ids.append(known.tobytes())
 
     def token_ids(self, chunks: Sequence[int]) -> bytes:
         """The token ids of these chunks, i32 little endian; empty where the engine gave hashes alone for some chunk or a
@@ -170,18 +170,17 @@ class KeyChain:
         """The keys of the first chunks, of one rank after those of another: as requests name them."""
         return KeyColumn(b"".join(KeyColumn(column)[:chunks].packed for column in self.columns()))
 
-    def _note_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
-        self._token_ids.append(tokens.tobytes())
-
     def _append_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
         """Append full chunks of tokens."""
         if self._extra or len(self._columns) > 1:
             self._append(kvpool_native.hash_leaves(tokens, self.chunk_tokens))
             return
-        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, self._last_keys()[0])
+        (column,) = self._columns
+        parent = KeyColumn(column)[-1] if column else self._roots[0]
+        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, parent)
         self._leaves += leaves
-        self._columns = (self._columns[0] + keys,)
-        self.chunks = keys_in(self._leaves)
+        self._columns = (column + keys,)
+        self.chunks += len(tokens) // self.chunk_tokens
 
     def _append(self, leaves: bytes) -> None:
         leaves = self._mix_extra(leaves, len(self)) if self._extra else leaves

@@ -143,10 +143,11 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def call(
-        self, request: Any, answer: type[Answer], timeout_s: float | None = None, *, descriptors: int = 0
+        self, request: Any, answer: type[Answer], timeout_s: float | None = None, fds: list[int] | None = None
     ) -> Answer:
         """One round trip. Raises Refused, also for what the daemon is too old for, DaemonUnreachable (also when time runs out)
-        or ProtocolError. `descriptors`: so many may come with the answer."""
+        or ProtocolError. `fds`: gets the descriptor that is to come with the answer; the caller closes what is in it, also
+        where this raises."""
         protocol = self.welcome.protocol
         if protocol >= versions.NEWEST:
             names = request.__slots__
@@ -164,7 +165,7 @@ class BlockingConnection:
                 request,
                 names,
                 self._timeout_s if timeout_s is None else timeout_s,
-                descriptors,
+                0 if fds is None else 1,
             )
         except (BrokenPipeError, ConnectionResetError) as error:
             raise DaemonUnreachable(
@@ -174,9 +175,13 @@ class BlockingConnection:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         except kvpool_native.MalformedFrame as error:
             raise ProtocolError(str(error)) from error
+        if fds is not None:
+            fds += self._frames.take_descriptors()
         kind, found, fields = frames.decode(body)
         if kind != answer.KIND or found != sequence:  # type: ignore[attr-defined]
             raise self._misfit(answer, kind, found, fields)
+        if fds is not None and len(fds) != 1:
+            raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
         return m.decode_as(answer, fields) if protocol >= versions.NEWEST else versions.decode_of_any(answer, fields)
 
     def call_for_descriptor(
@@ -185,13 +190,9 @@ class BlockingConnection:
         """One round trip whose answer carries a descriptor; the caller closes it. Raises as `call` does."""
         fds: list[int] = []
         try:
-            record = self.call(request, answer, timeout_s, descriptors=1)
-            fds = self._frames.take_descriptors()
-            if len(fds) != 1:
-                raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
-            return record, fds.pop()
+            return self.call(request, answer, timeout_s, fds), fds.pop()
         finally:
-            for fd in fds or self._frames.take_descriptors():
+            for fd in fds:
                 socket.close(fd)
 
     def send(self, frame: bytes, deadline: Deadline) -> None:

@@ -36,7 +36,6 @@ from kvpool_client.connection.peer_pace import PeerPace, pace_in
 from kvpool_client.connection.reserved_saves import ReservedSaves
 
 Answer = TypeVar("Answer")
-Record = TypeVar("Record")
 # The longest part of a caller's time that it waits for other threads' requests.
 TURN_FRACTION = 0.5
 # Refusals after which the daemon reads nothing from the connection.
@@ -124,10 +123,41 @@ class Session:
         """The socket's descriptor, for waiting on its end; -1 when ended."""
         return self._connection.fileno()
 
-    def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
+    def call(
+        self, request: object, answer: type[Answer], timeout_s: float | None = None, fds: list[int] | None = None
+    ) -> Answer:
         """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, unless only other threads'
-        requests took that long) or Refused (the session goes on)."""
-        return self._round_trip(self._connection.call, request, answer, timeout_s)
+        requests took that long) or Refused (the session goes on). `fds`: as for a
+        BlockingConnection."""
+        left_s = self._timeout_s if timeout_s is None else timeout_s
+        if not self._turn.acquire(blocking=False):
+            left_s = self._wait_for_turn(left_s)
+        if not self.is_alive:
+            self._turn.release()
+            raise DaemonUnreachable("the connection to the daemon has ended")
+        self._turns += 1
+        self._under_way, self._thread = request, threading.get_ident()
+        fault = "a request was interrupted"
+        try:
+            if self._outbox:
+                left_s = self._send_before(left_s)
+            received = self._connection.call(request, answer, left_s, fds)
+            fault = ""
+        except Refused as error:
+            fault = str(error) if error.code in ENDING_CODES else ""
+            raise
+        except (DaemonUnreachable, ProtocolError) as error:
+            fault = str(error) or type(error).__name__
+            raise DaemonUnreachable(fault) from error
+        finally:
+            self._under_way = None
+            if fault:
+                self._leave_broken(fault)
+            else:
+                self._turn.release()
+        if self._outbox:
+            self.send_waiting()
+        return received
 
     @property
     def has_peers(self) -> bool:
@@ -154,8 +184,12 @@ class Session:
         return self._open_memory(uuid)
 
     def _open_memory(self, uuid: bytes) -> tuple[mm.Memory, int]:
-        call = self._connection.call_for_descriptor
-        return self._round_trip(call, mm.OpenMemory(uuid), mm.Memory)
+        fds: list[int] = []
+        try:
+            return self.call(mm.OpenMemory(uuid), mm.Memory, fds=fds), fds.pop()
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def notify(self, record: object) -> bool:
         """Send a record that has no answer, before every later request; never waits. False: it will never be sent."""
@@ -191,7 +225,13 @@ class Session:
         self._connection.wait_for_exchange(wait_s, has_more=has_more)
 
     def drop_leases(self, leases: Sequence[int]) -> None:
-        """Have the daemon end leases. Does not wait."""
+        """Have the daemon end leases, which an ended session has not any more. Does not wait."""
+        if not self.is_alive:
+            return
+        try:
+            failpoint.reach("client.release.before", failpoint.unreachable)
+        except DaemonUnreachable:
+            return  # as if the session had ended, and the leases with it
         for first in range(0, len(leases), m.RENEWALS_MAX):
             self.notify(one_way.DropLeases(columns.pack_numbers(leases[first : first + m.RENEWALS_MAX])))
 
@@ -264,44 +304,6 @@ class Session:
         fd = self._connection.fileno()
         if fd >= 0:
             os.close(fd)
-
-    def _round_trip(
-        self,
-        call: Callable[[object, type[Record], float], Answer],
-        request: object,
-        wanted: type[Record],
-        timeout_s: float | None = None,
-    ) -> Answer:
-        """`call(request, wanted, left_s)` in this thread's turn."""
-        left_s = self._timeout_s if timeout_s is None else timeout_s
-        if not self._turn.acquire(blocking=False):
-            left_s = self._wait_for_turn(left_s)
-        if not self.is_alive:
-            self._turn.release()
-            raise DaemonUnreachable("the connection to the daemon has ended")
-        self._turns += 1
-        self._under_way, self._thread = request, threading.get_ident()
-        fault = "a request was interrupted"
-        try:
-            if self._outbox:
-                left_s = self._send_before(left_s)
-            answer = call(request, wanted, left_s)
-            fault = ""
-        except Refused as error:
-            fault = str(error) if error.code in ENDING_CODES else ""
-            raise
-        except (DaemonUnreachable, ProtocolError) as error:
-            fault = str(error) or type(error).__name__
-            raise DaemonUnreachable(fault) from error
-        finally:
-            self._under_way = None
-            if fault:
-                self._leave_broken(fault)
-            else:
-                self._turn.release()
-        if self._outbox:
-            self.send_waiting()
-        return answer
 
     def _wait_for_turn(self, limit_s: float) -> float:
         """Wait for the turn, which another thread has. Returns what is left of the caller's time. Raises DaemonUnreachable."""

@@ -108,17 +108,20 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
     """`(address, chunks)` of a C-contiguous uint8 array [chunks, chunk_bytes]. Raises InvalidArgument on anything else."""
     name = "into" if is_target else "from_"
     described = _array_bytes(array, name, needs_write=is_target)
-    expected = f"C-contiguous uint8 [chunks, {layout.chunk_bytes}]"
-    shape = described.shape
-    if described.dtype != "uint8" or len(shape) != 2 or shape[1] != layout.chunk_bytes:
+    shape, chunk_bytes = described.shape, layout.chunk_bytes
+    if described.dtype != "uint8" or len(shape) != 2 or shape[1] != chunk_bytes:
         raise InvalidArgument(
-            f"{name} has shape {shape} of {described.dtype}, expected {expected}: view its bytes as uint8"
+            f"{name} has shape {shape} of {described.dtype}, expected {_expected_rows(chunk_bytes)}: view its bytes as uint8"
         )
     if shape[0] and not is_contiguous(shape, described.strides, 1):
-        raise InvalidArgument(f"{name} has strides {described.strides}, expected {expected}")
+        raise InvalidArgument(f"{name} has strides {described.strides}, expected {_expected_rows(chunk_bytes)}")
     if described.device != "cpu":
         raise InvalidArgument(f"{name} is on {described.device}, expected host memory")
     return described.address, shape[0]
+
+
+def _expected_rows(chunk_bytes: int) -> str:
+    return f"C-contiguous uint8 [chunks, {chunk_bytes}]"
 
 
 def _check_dtype(array: ArrayBytes, layout: Layout) -> None:

@@ -117,7 +117,9 @@ class Copies:
         self._own = share.of_layout(layout)
         self.is_whole = share.is_whole(layout)  # whether that is all of each chunk
         self._extents_of_part = b"" if self.is_whole else np.array(share.extents(layout), "<u4").tobytes()
-        self._payload_bytes = layout.payload_bytes
+        # Once: a layout works them out each time.
+        self._payload_bytes, self._extent_bytes = layout.payload_bytes, layout.extent_bytes
+        self._kv_extents = self._own.kv_extents
 
     @property
     def share(self) -> Share:
@@ -190,11 +192,11 @@ class Copies:
             chunks.slots.tobytes(),
             chunks.generations.tobytes(),
             block_ids.tobytes(),
-            self._own.kv_extents,
+            self._kv_extents,
             self._payload_bytes,
             session.welcome.verify != "cold",
             numbers=self._extents_of_part,
-            extent_bytes=self._layout.extent_bytes,
+            extent_bytes=self._extent_bytes,
         )
 
     def _device_load(
@@ -240,10 +242,10 @@ class Copies:
             session.arena,
             offsets.tobytes(),
             block_ids.tobytes(),
-            self._own.kv_extents,
+            self._kv_extents,
             self._payload_bytes,
             numbers=self._extents_of_part,
-            extent_bytes=self._layout.extent_bytes,
+            extent_bytes=self._extent_bytes,
         )
 
     def _staged_save(self, session: Session, gatherer: Gatherer, reserved: ReservedSlots, extents: range) -> StagedSave:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
@@ -188,7 +187,8 @@ class LeaseHold:
     def release(self) -> None:
         """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
         if self.end_loads():
-            _drop_leases(self.session, [self.id])
+            assert self.session is not None
+            self.session.drop_leases([self.id])
 
     def end_loads(self) -> bool:
         """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""
@@ -233,14 +233,5 @@ def release_each(holds: Sequence[LeaseHold]) -> None:
     while ended:
         session, named = ended[0].session, [hold.id for hold in ended if hold.session is ended[0].session]
         ended = [hold for hold in ended if hold.session is not session]
-        _drop_leases(session, named)
-
-
-def _drop_leases(session: Session | None, leases: Sequence[int]) -> None:
-    """Have the daemon end leases of a session."""
-    if session is not None and session.is_alive:
-        try:
-            failpoint.reach("client.release.before", failpoint.unreachable)
-            session.drop_leases(leases)
-        except KVPoolError:
-            pass  # the session has ended, and the leases with it
+        assert session is not None
+        session.drop_leases(named)

@@ -264,7 +264,8 @@ class Save:
             self._thread = None if wait else _started_commit(self._publish)
             if self._thread is None:
                 self._publish()
-        return self.wait() if wait or self._thread is None else None
+                return self._result
+        return self.wait() if wait else None
 
     def wait(self) -> SaveResult:
         """Wait for the result of a commit. Raises InvalidArgument before one."""
