@@ -14,6 +14,8 @@ DURATION_BYTES = 4
 CHECKSUM_BYTES = 4
 TICKET_BYTES = 32
 PAGE_BYTES = 4096
+# The largest number that the daemon gives: numbers that come back may be any.
+NUMBER_MAX = (1 << 64) - 1
 # Of a model's name with its revision, in UTF-8: any text, which logs and commands show with escapes.
 MODEL_BYTES_MAX = 512
 # The socket of a node's service, and the default of engines.

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import cast
 
 import kvpool_native
-from kvpool.ids import TICKET_BYTES, ConnectionId, HoldId
+from kvpool.ids import NUMBER_MAX, TICKET_BYTES, ConnectionId, HoldId
 from kvpool.index.deadline_order import DeadlineOrder
 
 TICKETS_MAX = 65536
@@ -29,7 +29,6 @@ TICKETS_MAX = 65536
 # itself, and a lease as much again: those of a connection are bounded by their number.
 HELD_CHUNKS_MAX = 4 << 20
 TICKET_CHUNKS_MAX = 16 << 20
-NUMBER_MAX = (1 << 64) - 1
 # Chunks released in one call: about a quarter of a millisecond. A lease or ticket itself costs as much as some chunks.
 ENDED_AT_ONCE = 4096
 ENDED_COST = 64

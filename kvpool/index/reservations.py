@@ -20,7 +20,7 @@ from itertools import repeat
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
-from kvpool.ids import ConnectionId, ReservationId, SaveId
+from kvpool.ids import NUMBER_MAX, ConnectionId, ReservationId, SaveId
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.layout import Layout
@@ -150,9 +150,11 @@ class Reservations:
         }
 
     def find(self, reservation_id: SaveId, owner: ConnectionId) -> Reservation | None:
-        """The reservation, if it exists and belongs to `owner`."""
+        """The reservation, if it exists and belongs to `owner`. Any number may be asked for."""
         reservation = self._by_id.get(reservation_id)
         if reservation is None:
+            if not 0 < reservation_id <= NUMBER_MAX:
+                return None
             plain = self.plain.take(reservation_id, owner)
             return None if plain is None else self._adopt(plain)
         return reservation if reservation.owner == owner else None

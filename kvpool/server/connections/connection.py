@@ -128,6 +128,8 @@ class Connection(asyncio.Protocol):
         if self._is_draining:
             return
         self._reader.add_bytes(data)
+        if self._is_idle and self._serve_while_idle():
+            return
         self._turns.ask_turn(self)
         if self.is_waiting:
             self._read(is_wanted=False)  # until it has had its turn: at most one read waits
@@ -212,6 +214,20 @@ class Connection(asyncio.Protocol):
                 return True
         self._read(is_wanted=False)
         return False
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a request that arrives is the only one."""
+        is_under_way = self.is_waiting or self._request is not None or self._waiting is not None or self._unfinished
+        return not is_under_way and self._is_peer_reading and self._serve_at_once is not None
+
+    def _serve_while_idle(self) -> bool:
+        """Serve what has just arrived without a turn of its own, while nobody waits for one. Whether that was all."""
+        try:
+            self._turns.serve_at_once(self._serve_leading)
+        except Exception as error:
+            self.fail(error)
+        return not self._reader.waiting
 
     def _serve_leading(self, left_ns: int) -> bool:
         """Serve whole requests that can be answered in one step, one at least, for so long. Whether there were any."""

@@ -12,6 +12,7 @@ once.
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from typing import Protocol
 
 from kvpool.clock import Clock
@@ -64,6 +65,21 @@ class Turns:
             # Before those that wait again and again.
             served.used_ns = max(served.used_ns, self._least_used_ns - SLICE_NS)
             self._wait(served)
+
+    def serve_at_once(self, serve: Callable[[int], bool]) -> bool:
+        """Call `serve` with the nanoseconds that are left now, unless others wait. Whether it has served something."""
+        started_ns = self._clock.now_ns()
+        left_ns = self._left_ns + started_ns - self._idle_since_ns
+        self._left_ns = left_ns if left_ns < TURN_NS else TURN_NS
+        self._idle_since_ns = started_ns
+        if self._waiting or self._left_ns <= 0:
+            return False
+        try:
+            return serve(self._left_ns)
+        finally:
+            ended_ns = self._clock.now_ns()
+            self._left_ns -= ended_ns - started_ns
+            self._idle_since_ns = ended_ns
 
     def _wait(self, served: RequestSource) -> None:
         self._asked += 1

@@ -24,10 +24,11 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.lease_frames import ANSWER_BYTES_MAX, LeaseFrames
-from kvpool.server.connections.turns import Turns
+from kvpool.server.connections.turns import TURN_NS, Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS, engine_handlers
 from tests.hostile.rigs.raw_clients import keys_of
+from tests.rigs.clock import HandClock
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import HYBRID
 from tests.rigs.parts import served
@@ -238,6 +239,40 @@ def test_a_peer_that_does_not_read_gets_no_more_answers_than_fit_its_buffer() ->
             setting.pool._readers.expire(0)
 
     in_pool(LAYOUTS["plain"], check)
+
+
+def test_who_has_used_its_time_waits_for_its_turn() -> None:
+    clock = HandClock()
+    turns = Turns(clock)
+    given: list[int] = []
+
+    def serve(left_ns: int) -> bool:
+        given.append(left_ns)
+        clock.advance(0.0004)
+        return True
+
+    assert [turns.serve_at_once(serve) for _ in range(4)] == [True, True, True, False]
+    assert given == [TURN_NS, TURN_NS - 400_000, TURN_NS - 800_000]
+    clock.advance(0.0003)
+    assert turns.serve_at_once(serve)
+
+
+def test_an_error_of_one_call_ends_the_connection_as_a_bad_frame_does(caplog: pytest.LogCaptureFixture) -> None:
+    def check(setting: Setting) -> None:
+        def fail(*_: object) -> None:
+            raise MemoryError("no room")
+
+        setting.serve_at_once = fail
+        connection, transport = setting.connect()
+        connection.data_received(m.encode(m.Renew(b""), 1))
+        assert connection.state == "ending"
+        assert transport.has_ended
+        ((kind, _, values),) = transport.answers
+        assert (kind, values[0]) == (m.Failure.KIND, "internal")
+        assert all(row.failed == 0 for row in setting.times.verbs().values()), "no verb is known to have failed"
+
+    in_pool(LAYOUTS["plain"], check)
+    assert "no room" in caplog.text
 
 
 def test_a_connection_answers_in_the_order_of_its_requests() -> None:
