@@ -25,6 +25,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.layout import Layout
 
+NUMBER_MAX = (1 << 64) - 1
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
 OVERDUE_NS_MIN = 5 * NS_PER_S
 
@@ -150,9 +151,11 @@ class Reservations:
         }
 
     def find(self, reservation_id: SaveId, owner: ConnectionId) -> Reservation | None:
-        """The reservation, if it exists and belongs to `owner`."""
+        """The reservation, if it exists and belongs to `owner`. Any number may be asked for."""
         reservation = self._by_id.get(reservation_id)
         if reservation is None:
+            if not 0 < reservation_id <= NUMBER_MAX:
+                return None
             plain = self.plain.take(reservation_id, owner)
             return None if plain is None else self._adopt(plain)
         return reservation if reservation.owner == owner else None
