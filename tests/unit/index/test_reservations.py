@@ -49,6 +49,11 @@ def test_an_ended_reservation_is_forgotten() -> None:
         reservations.remove_reservation(found)
 
 
+@pytest.mark.parametrize("number", [-1, 0, 2, 2**63, 2**64 - 1, 2**64, -(2**70)])
+def test_a_number_that_was_not_given_is_of_no_reservation(number: int) -> None:
+    assert _with(5).find(SaveId(number), ANN) is None
+
+
 def test_a_reservation_expires_once_and_still_belongs_to_its_owner() -> None:
     reservations = _with(5, now_ns=7)
     assert reservations.expire(TTL_NS + 6) == []
