@@ -25,7 +25,6 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.layout import Layout
 
-NUMBER_MAX = (1 << 64) - 1
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
 OVERDUE_NS_MIN = 5 * NS_PER_S
 
