@@ -322,6 +322,7 @@ bench: setup
 	  [ -f "$$against" ] || against=; \
 	fi; \
 	$(BIN)/kvpoolctl bench all --out bench-results/bench.json $${against:+--against "$$against"} >bench-results/bench.txt; status=$$?; \
+	$(RUN_TREE) $(BIN)/python -m tests.unit.vllm.measure_steps >>bench-results/bench.txt || status=1; \
 	cat bench-results/bench.txt; exit $$status
 
 # Its tables go with the document and the plots: make bench-sparse SPARSE="--seeds 41,42 --model-seed 6"

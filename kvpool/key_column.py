@@ -8,17 +8,10 @@ another. Pure; any thread.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import overload
 
-import numpy as np
-import numpy.typing as npt
-
 KEY_BYTES = 32
 KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
 SHOWN_DIGITS = 16  # the first of them, where people read a key
 _new = object.__new__
-_ROW = np.dtype(f"V{KEY_BYTES}")
-KEY_WORDS = KEY_BYTES // 8
-# A key's first word, by which most keys differ.
-_HEAD = np.dtype({"names": ["head"], "formats": ["<u8"], "itemsize": KEY_BYTES})
 
 
 def packed_bytes(keys: int) -> int:
@@ -90,16 +83,6 @@ class KeyColumn(Sequence[bytes]):
     def __hash__(self) -> int:
         return hash(self.packed)
 
-    @property
-    def rows(self) -> npt.NDArray[np.void]:
-        """The keys as a read-only array, not copied."""
-        return np.frombuffer(self.packed, _ROW)
-
-    @property
-    def words(self) -> npt.NDArray[np.uint64]:
-        """The keys as a read-only array of u64 [key][word], not copied."""
-        return np.frombuffer(self.packed, "<u8").reshape(-1, KEY_WORDS)
-
     def parents(self, parent: bytes) -> list[bytes]:
         """The parent of each key of a chain; that of the first one is `parent`."""
         return [parent, *self[:-1]] if self.packed else []
@@ -110,13 +93,12 @@ class KeyColumn(Sequence[bytes]):
 
     def find_any(self, wanted: Collection[bytes]) -> int:
         """The index of the first key that is one of these; the length where none is."""
-        heads = np.frombuffer(self.packed, _HEAD)["head"]
-        alike = np.flatnonzero(np.isin(heads, np.frombuffer(b"".join(wanted), _HEAD)["head"])).tolist()
-        return next((index for index in alike if self[index] in wanted), len(self))
+        return next((index for index, key in enumerate(self) if key in wanted), len(self))
 
-    def chosen(self, which: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> "KeyColumn":
-        """The keys at these indexes, or where a mask is true, in their order."""
-        return KeyColumn(self.rows[np.asarray(which)].tobytes() if len(which) else b"")
+    def chosen(self, which: Iterable[int]) -> "KeyColumn":
+        """The keys at these indexes, in their order."""
+        packed = self.packed
+        return KeyColumn(b"".join([packed[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in which]))
 
     def of_rank(self, rank: int, ranks: int) -> "KeyColumn":
         """One rank's keys of a column of as many for each of `ranks`."""

@@ -6,11 +6,10 @@ where the slot has another one afterwards, there is no verdict.
 
 from functools import partial
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.ids import ChunkExtent, CorruptChunk
+from kvpool.packed_numbers import u32_of
 from kvpool.transfer.workers import Workers
 
 
@@ -36,4 +35,5 @@ def _bad_extents(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, c
     found = kvpool_native.extent_checksums(arena, chunk.offset, chunk.extent_bytes, chunk.extents)
     if found == expected or index.generation_at(chunk.slot) != chunk.generation:
         return ()
-    return tuple(np.flatnonzero(np.frombuffer(found, "<u4") != np.frombuffer(expected, "<u4")).tolist())
+    pairs = zip(u32_of(found), u32_of(expected), strict=True)
+    return tuple(extent for extent, (own, wanted) in enumerate(pairs) if own != wanted)

@@ -13,13 +13,11 @@ without I/O or clock; `pool.writers.joint_saves` decides. Control thread only.
 Invariant: no extent of a chunk is both `writing` and `stored`; sets of extents are bits of an integer, by number.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from kvpool.ids import ConnectionId, NamespaceId, ReservationId
+from kvpool.ids import CHECKSUM_BYTES, ConnectionId, NamespaceId, ReservationId
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.states import SaveState
@@ -41,16 +39,18 @@ class JointChunk:
     generation: int
     writing: int = 0
     stored: int = 0
-    checksums: npt.NDArray[np.uint32] | None = None
+    checksums: "array[int] | None" = None
     tokens: bytes = b""
     is_waiting: bool = False
 
-    def store(self, part: "Part", checksums: npt.NDArray[np.uint32], tokens: bytes) -> None:
+    def store(self, part: "Part", checksums: "memoryview[int]", tokens: bytes) -> None:
         """Count a part's extents as stored, with a checksum for each."""
         assert not self.stored & part.mask
         if self.checksums is None:
-            self.checksums = np.zeros(self.chain.extents, "<u4")
-        self.checksums[part.numbers] = checksums
+            self.checksums = array("I", bytes(CHECKSUM_BYTES * self.chain.extents))
+        own = memoryview(self.checksums)
+        for group, place in enumerate(part.places):
+            own[place] = checksums[group :: len(part.places)]
         self.stored |= part.mask
         self.tokens = self.tokens or tokens
 
@@ -113,11 +113,13 @@ class JointChain:
 @dataclass(slots=True, eq=False)
 class Part:
     """What one save of a share writes: the extents `numbers` of each of `chunks`, of which the first `committed` are stored.
-    `is_taken`: its task has made a reservation of it, or ended it."""
+    `places`: those of each of its head groups among a chunk's. `is_taken`: its task has made a reservation of it, or has ended
+    it."""
 
     id: ReservationId
     owner: ConnectionId
-    numbers: npt.NDArray[np.uint32]
+    numbers: tuple[int, ...]
+    places: tuple[slice, ...]
     mask: int
     chunks: list[JointChunk] = field(default_factory=list)
     committed: int = 0
@@ -130,7 +132,10 @@ class Part:
         mask = 0
         for layer in range(share.first_layer, share.first_layer + share.layers):
             mask |= run << (layer * layout.head_groups + share.first_group)
-        return cls(number, owner, np.array(share.extents(layout), np.uint32), mask)
+        begin, end = (layer * layout.head_groups for layer in (share.first_layer, share.first_layer + share.layers))
+        groups = range(share.first_group, share.first_group + share.groups)
+        places = tuple(slice(begin + group, end, layout.head_groups) for group in groups)
+        return cls(number, owner, share.extents(layout), places, mask)
 
     def next(self, count: int | None = None) -> list[JointChunk]:
         """Its next chunks that it may still write; None: all of them."""

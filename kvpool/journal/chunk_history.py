@@ -8,18 +8,19 @@ Control thread only; `now_ns` is an argument.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from mmap import mmap
 from typing import Any, Generic, NamedTuple, TypeVar
-
-import numpy as np
 
 from kvpool.clock import NS_PER_S
 from kvpool.events import Cause
 from kvpool.ids import NamespaceId
-from kvpool.key_column import KEY_WORDS, KeyColumn
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.states import Level, SaveState
 
 # At most so many chunks of one refused save are noted, from its first on: descendants of a refused chunk are refused with it.
 REFUSALS_PER_SAVE = 16
+_NOT_REFUSED = bytes([SaveState.PRESENT, SaveState.RESERVED])
 
 
 class Departure(NamedTuple):
@@ -51,22 +52,23 @@ class _Latest(Generic[Entry]):
     """
 
     def __init__(self, count_max: int) -> None:
-        self._keys = np.empty((count_max, KEY_WORDS), "<u8")  # memory that is touched as it fills
+        self._size = count_max
+        self._keys = mmap(-1, packed_bytes(count_max))  # memory that is touched as it fills
         self._noted = 0
         self._runs: deque[tuple[int, Entry]] = deque()
 
     def __len__(self) -> int:
-        return min(self._noted, len(self._keys))
+        return min(self._noted, self._size)
 
     def note(self, keys: KeyColumn, entry: Entry) -> None:
         """These keys were noted together."""
-        size, words = len(self._keys), keys.words
-        latest = words[-size:]
-        at = (self._noted + len(words) - len(latest)) % size
-        until_end = min(len(latest), size - at)
-        self._keys[at : at + until_end] = latest[:until_end]
-        self._keys[: len(latest) - until_end] = latest[until_end:]
-        self._noted += len(words)
+        size, ring = self._size, self._keys
+        latest = keys.packed[-len(ring) :]
+        at = (packed_bytes(self._noted) + len(keys.packed) - len(latest)) % len(ring)
+        until_end = min(len(latest), len(ring) - at)
+        ring[at : at + until_end] = latest[:until_end]
+        ring[: len(latest) - until_end] = latest[until_end:]
+        self._noted += len(keys)
         self._runs.append((self._noted, entry))
         while self._runs[0][0] <= self._noted - size:
             self._runs.popleft()
@@ -78,14 +80,19 @@ class _Latest(Generic[Entry]):
 
     def find(self, key: bytes) -> Entry | None:
         """The latest entry of a key."""
-        wanted = np.frombuffer(key, "<u8")
-        known = self._keys[: len(self)]
-        alike = np.flatnonzero(known[:, 0] == wanted[0])
-        places = alike[(known[alike] == wanted).all(axis=1)]
-        if not len(places):
+        places = self._places_of(key)
+        if not places:
             return None
-        newest = self._noted - 1 - int(((self._noted - 1 - places) % len(self._keys)).min())
+        newest = self._noted - 1 - min((self._noted - 1 - place) % self._size for place in places)
         return self._runs[bisect_right(self._runs, newest, key=_end_of)][1]
+
+    def _places_of(self, key: bytes) -> list[int]:
+        places, end, at = [], packed_bytes(len(self)), -1
+        while (at := self._keys.find(key, at + 1, end)) >= 0:
+            place, rest = divmod(at, packed_bytes(1))
+            if not rest:
+                places.append(place)
+        return places
 
 
 class ChunkHistory:
@@ -145,10 +152,9 @@ class ChunkHistory:
 
 def first_refused(states: bytes) -> list[int]:
     """Indexes of the first declined chunks of a save, REFUSALS_PER_SAVE at most. `states`: a `SaveState` for each."""
-    codes = np.frombuffer(states, np.uint8)
-    refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))
-    found: list[int] = refused[:REFUSALS_PER_SAVE].tolist()
-    return found
+    taken = len(states) - len(states.lstrip(_NOT_REFUSED))  # all of them, most of the time
+    refused = (number for number in range(taken, len(states)) if states[number] not in _NOT_REFUSED)
+    return list(islice(refused, REFUSALS_PER_SAVE))
 
 
 def _end_of(run: tuple[int, object]) -> int:

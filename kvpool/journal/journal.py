@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 import kvpool_native
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
@@ -46,7 +44,7 @@ from kvpool.journal.event_log import (
 from kvpool.journal.snapshot_page import SNAPSHOT_END, KeyPage, SnapshotPage
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
-from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.row_structs import struct_of
 from kvpool.states import Level, SaveState, levels_in
 from kvpool.tiers.base import Headers
 
@@ -58,7 +56,7 @@ FEED_CHANGES_MAX = 65_536
 ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
-_ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
+_ROW, _ = struct_of(kvpool_native.CHANGE_ROW, "key", "unused")
 _NO_KEY = bytes(KEY_BYTES)
 NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
 NO_NAMES: Mapping[Level, str] = MappingProxyType({})
@@ -237,7 +235,7 @@ class Journal:
     def keys(self, cursor: int, keys_max: int) -> KeyPage:
         """The keys alone of the chunks in the node's tiers from a cursor on; other nodes cannot have engines' own."""
         _, rows, following = self._list(cursor, keys_max)
-        keys = KeyColumn(np.frombuffer(rows, CHANGE_ROW)["key"].tobytes())
+        keys = KeyColumn.of([row[0] for row in _ROW.iter_unpack(rows)])
         return KeyPage(keys, self._log.next_id - 1, following)
 
     def has(self, key: bytes) -> bool:

@@ -5,8 +5,6 @@ it may ask where the copies are. Without such a tier it is the null object: nobo
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvpool.errors import ProtocolError, Refused
 from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.leases import Lease
@@ -97,6 +95,5 @@ def _rows(link: CopyLink, holds: Sequence[tuple[HoldId, int]], first: int) -> dm
             generations += found.generations[rows]
             left -= min(count - first, left)
         first = max(0, first - count)
-    with_copies = np.flatnonzero(np.frombuffer(generations, "<u8"))
-    end = (int(with_copies[-1]) + 1) * NUMBER_BYTES if len(with_copies) else 0
+    end = -(-len(generations.rstrip(b"\0")) // NUMBER_BYTES) * NUMBER_BYTES  # behind the last that is not 0
     return dm.Copies(bytes(offsets[:end]), bytes(slots[:end]), bytes(generations[:end]))

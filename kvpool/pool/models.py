@@ -8,24 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.ids import PROBE_MODEL
 from kvpool.index.layout_uses import LayoutUse, LayoutUses
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Parts
+from kvpool.journal.event_log import Change
 from kvpool.layout import Layout
-from kvpool.packed_rows import CHANGE_ROW
+from kvpool.row_structs import struct_of
 
 # Chunks of one part.
 LISTED_CHUNKS = 2048
 # Those with the most bytes: so many rows fit the items of a frame (ITEMS_MAX of `protocol/frames.py`).
 ROWS_MAX = 100
 
-Counts = npt.NDArray[np.int64]
+# What is stored, by the number of its namespace.
+Counts = list[int]
+_ROW, _ = struct_of(kvpool_native.CHANGE_ROW, "key", "unused")
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ def list_models(
     rows = _rows_of(namespaces)
     most = 1 + max((namespace.id for namespace in namespaces), default=0)
     by_tier: dict[str, Counts] = {}
-    distinct = np.zeros(most, np.int64)
+    distinct = [0] * most
     for name, directory in directories.items():
-        counts = by_tier[name] = np.zeros(most, np.int64)
+        counts = by_tier[name] = [0] * most
         cursor, has_more = 0, True
         while has_more:
             cursor, packed = directory.list_chunks(cursor, LISTED_CHUNKS)
             has_more = bool(cursor)
-            _count(np.frombuffer(packed, CHANGE_ROW), directory.level, counts, distinct)
+            _count(packed, directory.level, counts, distinct)
             yield None
     joined = [{int(namespace.id) for namespace in of_connection} for of_connection in connections]
     listed = [
@@ -78,12 +78,13 @@ def _rows_of(namespaces: Sequence[Namespace]) -> list[_Row]:
     return list(rows.values())
 
 
-def _count(rows: npt.NDArray[np.void], level: int, counts: Counts, distinct: Counts) -> None:
+def _count(rows: bytes, level: int, counts: Counts, distinct: Counts) -> None:
     """Add chunks by namespace; to `distinct` where no faster tier has them. Namespaces that are new are left out."""
-    rows = rows[rows["namespace"] < len(counts)]
-    counts += np.bincount(rows["namespace"], minlength=len(counts))
-    is_faster = (rows["tiers"] & ((1 << level) - 1)) != 0
-    distinct += np.bincount(rows["namespace"][~is_faster], minlength=len(distinct))
+    faster = (1 << level) - 1
+    for row in map(Change._make, _ROW.iter_unpack(rows)):
+        if row.namespace < len(counts):
+            counts[row.namespace] += 1
+            distinct[row.namespace] += not row.tiers & faster
 
 
 def _report(
@@ -96,12 +97,12 @@ def _report(
     now_ns: int,
 ) -> dict[str, Any]:
     size = row.layout.stored_bytes
-    stored = {name: int(counts[row.numbers].sum()) for name, counts in by_tier.items()}
+    stored = {name: sum(counts[number] for number in row.numbers) for name, counts in by_tier.items()}
     return {
         "model": row.model,
         "layout": _described(row.layout),
         "ranks": len(row.numbers),
-        "chunks": int(distinct[row.numbers].sum()),
+        "chunks": sum(distinct[number] for number in row.numbers),
         **{f"{name}_bytes": chunks * size for name, chunks in stored.items()},
         "lookup_tokens": 0 if use is None else use.lookup_tokens,
         "hit_tokens": 0 if use is None else use.hit_tokens,

@@ -6,11 +6,10 @@ Pure functions; any thread.
 import struct
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvpool.errors import ProtocolError
 from kvpool.ids import DURATION_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
+from kvpool.packed_numbers import u32_of
 from kvpool.protocol.records import messages as m
 from kvpool.states import KEEP_PRIORITY, PRIORITY_MAX
 
@@ -48,7 +47,7 @@ def keys_of_each(counts: bytes, packed: bytes, *, namespaces: int, keys_max: int
     """The keys of each namespace: so many of each, `keys_max` at most, from a column of u32. Raises ProtocolError."""
     if len(counts) != namespaces * COUNT_BYTES:
         raise ProtocolError(f"counts column has {len(counts)} bytes, expected {namespaces * COUNT_BYTES}")
-    numbers: list[int] = np.frombuffer(counts, "<u4").tolist()
+    numbers = u32_of(counts).tolist()
     wanted = sum(numbers)
     if not 0 < wanted <= keys_max or len(packed) != packed_bytes(wanted):
         raise ProtocolError(f"keys column has {len(packed)} bytes for {wanted} keys, expected 1..{keys_max} keys")

@@ -2,22 +2,19 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvpool.errors import ProtocolError
+from kvpool.packed_numbers import U64_BYTES, pack_u64, u64_of
 
 CAPACITIES_MAX = 1024
-_WORD = np.dtype("<u8")
 
 
 def pack(capacities: Sequence[int]) -> bytes:
     """The column of capacities."""
-    return np.array(capacities, _WORD).tobytes()
+    return pack_u64(capacities)
 
 
 def unpack(column: bytes) -> list[int]:
     """The capacities of a column. Raises ProtocolError."""
-    if len(column) % _WORD.itemsize or len(column) > CAPACITIES_MAX * _WORD.itemsize:
+    if len(column) % U64_BYTES or len(column) > CAPACITIES_MAX * U64_BYTES:
         raise ProtocolError(f"capacities column has {len(column)} bytes, expected 8 each for at most {CAPACITIES_MAX}")
-    capacities: list[int] = np.frombuffer(column, _WORD).tolist()
-    return capacities
+    return u64_of(column).tolist()

@@ -6,15 +6,13 @@ check ends with its connection. Chunks stored during a check may be left out. An
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any
-
-import numpy as np
+from typing import Any, SupportsInt
 
 from kvpool.errors import ProtocolError, Refused
+from kvpool.packed_numbers import U64_BYTES, pack_u64, u64_of
 from kvpool.protocol.records.messages import RECORDS_MAX
 from kvpool.states import Level
 
-_WORD = np.dtype("<u8")
 _LEVEL_SHIFT = 32
 _NUMBERS = 1 << 31
 
@@ -22,21 +20,22 @@ _NUMBERS = 1 << 31
 AskSlice = Callable[[bytes, int], Mapping[str, Any]]
 # Called after each slice with the chunks read so far.
 Advance = Callable[[int], None]
+# A random number from the first one up to the second, exclusively.
+Draw = Callable[[int, int], SupportsInt]
 # By tier: its `level`, `chunks`, and `places` (the number of records), as the answer to `Check` has them.
 Tiers = Mapping[str, Mapping[str, int]]
 
 
 def pack(records: list[int]) -> bytes:
     """The column of words."""
-    return np.array(records, _WORD).tobytes()
+    return pack_u64(records)
 
 
 def unpack(column: bytes) -> list[tuple[Level, int]]:
     """The records of a column. Raises ProtocolError."""
-    if len(column) % _WORD.itemsize or len(column) > RECORDS_MAX * _WORD.itemsize:
+    if len(column) % U64_BYTES or len(column) > RECORDS_MAX * U64_BYTES:
         raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {RECORDS_MAX} places")
-    words = np.frombuffer(column, _WORD).tolist()
-    records = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
+    records = [divmod(word, 1 << _LEVEL_SHIFT) for word in u64_of(column)]
     if any(level not in list(Level) or number >= _NUMBERS for level, number in records):
         raise ProtocolError("a place is in no tier that has records")
     return [(Level(level), number) for level, number in records]
@@ -49,13 +48,12 @@ def every(tiers: Tiers) -> Iterator[int]:
         yield from (_word(level, number) for number in range(counts["entries"]))
 
 
-def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
-    """All records in a random order, uniformly. Takes memory only for those that are drawn."""
-    generator = np.random.default_rng(seed)
+def drawn(tiers: Tiers, draw: Draw) -> Iterator[int]:
+    """All records in a random order, uniformly where `draw` is. Takes memory only for those that are drawn."""
     total = sum(counts["entries"] for counts in tiers.values())
     swapped: dict[int, int] = {}
     for position in range(total):
-        other = int(generator.integers(position, total))
+        other = int(draw(position, total))
         chosen = swapped.get(other, other)
         swapped[other] = swapped.pop(position, position)
         for name, counts in tiers.items():

@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.ids import HoldId, NamespaceId, ReservationId
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import pack_u64, u32_of, u64_of
 from kvpool.states import DEFAULT_PRIORITY, SaveState, WriteOrder
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.bad_chunk_log import BadChunkLog
@@ -63,11 +61,11 @@ class _Chain:
     pin: HoldId
     parent: bytes
     keys: KeyColumn
-    places: npt.NDArray[np.uint64]  # offsets in the arena
-    slots: npt.NDArray[np.uint64]  # slot numbers there
-    sources: npt.NDArray[np.uint64]  # generations in DRAM
+    places: "memoryview[int]"  # offsets in the arena
+    slots: "memoryview[int]"  # slot numbers there
+    sources: "memoryview[int]"  # generations in DRAM
     priorities: bytes
-    durations_ms: npt.NDArray[np.uint32]
+    durations_ms: "memoryview[int]"
     affordable: Affordable
     end: int  # how many chunks are to be written
     next: int = 0  # the chunks before this index are written or being written
@@ -294,11 +292,11 @@ class Demotions:
             HoldId(pinned.id),
             pinned.parent,
             KeyColumn(self._directory.keys_of([pinned.id])),
-            np.frombuffer(slots.offsets, "<u8"),
-            np.frombuffer(slots.slots, "<u8"),
-            np.frombuffer(slots.generations, "<u8"),
+            u64_of(slots.offsets),
+            u64_of(slots.slots),
+            u64_of(slots.generations),
             priorities,
-            np.frombuffer(durations_ms, "<u4"),
+            u32_of(durations_ms),
             affordable,
             pinned.chunks,
         )
@@ -346,8 +344,8 @@ class Demotions:
         moves = Moves(
             keys=list(keys),
             parents=keys.parents(wanted.before(first, before)),
-            offsets=np.frombuffer(made.offsets, "<u8")[first : first + taken].tolist(),
-            generations=np.frombuffer(made.generations, "<u8")[first : first + taken].tolist(),
+            offsets=u64_of(made.offsets)[first : first + taken].tolist(),
+            generations=u64_of(made.generations)[first : first + taken].tolist(),
             arena_offsets=chain.places[written].tolist(),
             arena_slots=chain.slots[written].tolist(),
             tokens=[self._directory.tokens_of(key) for key in keys],
@@ -377,7 +375,7 @@ class Demotions:
         """Commit the leading written chunks of a job in the lower tier's directory, so that they are found there."""
         failpoint.reach("daemon.demote.written")
         checksums = bytes(4 * job.chain.namespace.layout.extents * (job.ready - job.published))
-        sources = np.array(job.sources[job.published : job.ready], "<u8").tobytes()
+        sources = pack_u64(job.sources[job.published : job.ready])
         states = self._lower.slots.directory.commit(job.reservation, job.published, checksums, sources=sources)
         failpoint.reach("daemon.demote.committed")
         stored = [number for number, state in enumerate(states, job.published) if state == SaveState.STORED]

@@ -9,12 +9,11 @@ Invariant: the columns are of the chunks number `first` and following of `keys`,
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 import kvpool_native
 from kvpool.ids import HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import u64_of
 from kvpool.tiers.base import Moves
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun
 
@@ -48,12 +47,12 @@ class PlacedRun:
 
     def add_slots(self, numbers: Sequence[int], at: Sequence[int], made: kvpool_native.Reserved) -> None:
         """Chunks number `numbers` that have got the slots at these places of an answer."""
-        chosen = np.array(at)
         self.first = self.first if self.placed else numbers[0]
         self.placed += numbers
-        self.offsets += np.frombuffer(made.offsets, "<u8")[chosen].tolist()
-        self.slots += np.frombuffer(made.slots, "<u8")[chosen].tolist()
-        self.generations += np.frombuffer(made.generations, "<u8")[chosen].tolist()
+        offsets, slots, generations = u64_of(made.offsets), u64_of(made.slots), u64_of(made.generations)
+        self.offsets += [offsets[place] for place in at]
+        self.slots += [slots[place] for place in at]
+        self.generations += [generations[place] for place in at]
 
     def moves(self) -> Moves:
         """Where the chunks go. Offsets and generations elsewhere are not known."""

@@ -14,14 +14,13 @@ releases both after its last chunk was reported.
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.ids import ConnectionId, HoldId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import u64_of
 from kvpool.states import SaveState
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
@@ -149,16 +148,17 @@ class Promotions:
     def _read(self, wanted: Wanted, reserved: list[int], made: kvpool_native.Reserved, hold_below: HoldId) -> bool:
         """Start to read the reserved chunks. False when the tier takes no job now: then their slots are given up."""
         below = self._lower.slots.directory.columns([hold_below])
-        chosen = np.array(reserved)
-        fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
+        generations, offsets, slots = u64_of(made.generations), u64_of(made.offsets), u64_of(made.slots)
+        fresh = [generations[number] for number in reserved]
+        below_offsets, below_generations = u64_of(below.offsets), u64_of(below.generations)
         keys = list(wanted.keys.chosen(reserved))
         moves = Moves(
             keys=keys,
             parents=[b""] * len(keys),
-            offsets=np.frombuffer(below.offsets, "<u8")[wanted.first + chosen].tolist(),
-            generations=np.frombuffer(below.generations, "<u8")[wanted.first + chosen].tolist(),
-            arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
-            arena_slots=np.frombuffer(made.slots, "<u8")[chosen].tolist(),
+            offsets=[below_offsets[wanted.first + number] for number in reserved],
+            generations=[below_generations[wanted.first + number] for number in reserved],
+            arena_offsets=[offsets[number] for number in reserved],
+            arena_slots=[slots[number] for number in reserved],
         )
         job_id = self._start(wanted, moves)
         if not job_id:

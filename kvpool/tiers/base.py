@@ -30,11 +30,11 @@ from typing import NamedTuple, NewType, Protocol
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
-from kvpool.packed_rows import MOVE_ROW, struct_of
+from kvpool.row_structs import struct_of
 from kvpool.states import Level
 from kvpool.tiers.slots import Slots
 
-_MOVE, _ = struct_of(MOVE_ROW, "key", "generation")
+_MOVE, _ = struct_of(kvpool_native.MOVE_ROW, "key", "generation")
 
 JobId = NewType("JobId", int)
 # The answer of a tier that has started nothing: it is full, suspended or not open.

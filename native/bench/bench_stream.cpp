@@ -1,7 +1,7 @@
 // Chunks over the stream between nodes, against plain sockets with as many connections, on the loopback.
 //
 //     make setup && .venv/bin/cmake --build build/native --target bench_stream
-//     build/native/bench_stream [total_mib] [rounds] [chunk_kib]
+//     build/native/bench_stream [total_mib] [rounds] [chunk_kib] [connections]
 //
 // Both sides are threads of this process, so that its CPU time is that of both. The plain socket sends the same bytes from the same
 // memory into the same memory, without marks or checksums. The two alternate in rounds over the same bytes, and the median
@@ -30,6 +30,7 @@ namespace {
 constexpr uint32_t EXTENTS = 32;
 constexpr size_t PLAIN_BYTES = 1 << 20;  // of one system call
 constexpr std::chrono::seconds LONG{60};
+constexpr std::chrono::seconds STALL{2};  // as a daemon has it by default
 const char* const HOST = "127.0.0.1";
 
 double cpu_seconds() {
@@ -88,6 +89,7 @@ struct Setting {
     }
     ExtentServerOptions options;
     options.address = HOST;
+    options.stall = STALL;
     server = std::make_unique<ExtentServer>(owner.arena, owner.index, options);
     queue = std::make_unique<PullQueue>(puller.arena, puller.board, 4, 4);
   }
@@ -127,7 +129,7 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
   offer.deadline = pull.deadline = StreamClock::now() + LONG;
   pull.address = HOST;
   pull.port = setting.server->port();
-  pull.stall = LONG;
+  pull.stall = STALL;
   return measured(setting, [&] {
     require(setting.server->offer(pull.ticket, offer).offer != 0, "an offer was refused");
     require(setting.queue->pull(pull) != 0, "a pull was refused");
@@ -241,11 +243,12 @@ int main(int argc, char** argv) {
   const uint64_t total_bytes = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 256) << 20;
   const size_t rounds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 5;
   const uint64_t only = (argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 0) << 10;
+  const auto streams = static_cast<uint32_t>(argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0);
   std::printf("medians (least-most) of %zu rounds, %u extents a chunk\n", rounds, EXTENTS);
   std::printf("chunks      connections | stream GB/s | plain GB/s | ratio | stream CPU s/GB, plain's | first extent us\n");
   for (const uint32_t connections : {1U, 2U}) {
     for (const uint64_t chunk_bytes : {64ULL << 10, 512ULL << 10, 2ULL << 20, 8ULL << 20, 32ULL << 20}) {
-      if (only != 0 && only != chunk_bytes) {
+      if ((only != 0 && only != chunk_bytes) || (streams != 0 && streams != connections)) {
         continue;
       }
       compare(chunk_bytes, total_bytes, connections, rounds);

@@ -2,6 +2,7 @@
 // checksums, and nothing is written outside the slots.
 #include <map>
 #include <set>
+#include <span>
 
 #include "checksum/crc32c.h"
 #include "fuzz_input.h"
@@ -52,23 +53,42 @@ void append(std::vector<uint8_t>& bytes, const StreamMark& mark) {
   bytes.insert(bytes.end(), begin, begin + sizeof(mark));
 }
 
+// Runs behind one mark, and the bytes of their extents.
+void append(std::vector<uint8_t>& bytes, const std::vector<StreamRun>& runs, const std::vector<uint32_t>& crcs,
+            const std::vector<uint8_t>& data, uint64_t size) {
+  std::vector<uint8_t> mark(MARK_BYTES_MAX);
+  mark.resize(write_extents_mark(mark.data(), runs, crcs, size));
+  bytes.insert(bytes.end(), mark.begin(), mark.end());
+  bytes.insert(bytes.end(), data.begin(), data.end());
+}
+
 // Steps of an owner that mostly keeps to the format: marks with their extents, and other bytes between them.
 std::vector<uint8_t> stream_of(Input& input, uint32_t extents, uint64_t extent_bytes) {
   std::vector<uint8_t> bytes;
   std::map<uint32_t, uint32_t> next;
   while (!input.is_empty() && bytes.size() < (1U << 20)) {
     const auto step = input.number<uint8_t>();
-    const auto chunk = static_cast<uint32_t>(input.up_to(CHUNKS));
     if (step < 200) {
-      const bool is_odd = step % 16 == 0;
-      const uint32_t extent = is_odd ? static_cast<uint32_t>(input.awkward()) : next[chunk]++ % extents;
-      const uint64_t size = step % 32 == 0 ? input.awkward() : extent_bytes;
-      const std::vector<uint8_t> data(extent_bytes, input.number<uint8_t>());
-      const uint32_t crc = step % 10 == 3 ? step : crc32c(0, data.data(), data.size());
-      append(bytes, make_extent_mark(chunk, extent, size, crc));
-      bytes.insert(bytes.end(), data.begin(), data.end());
+      std::vector<StreamRun> runs;
+      std::vector<uint32_t> crcs;
+      std::vector<uint8_t> data;
+      for (uint64_t left = 1 + input.up_to(4); left > 0; --left) {
+        const auto chunk = static_cast<uint32_t>(input.up_to(CHUNKS));
+        const uint32_t most = extents - std::min(extents, next[chunk]);
+        const auto count = static_cast<uint32_t>(input.up_to(most));
+        const uint32_t first = step % 16 == 0 ? static_cast<uint32_t>(input.awkward()) : count == 0 ? 0 : next[chunk];
+        runs.push_back({chunk, first, count});
+        next[chunk] += count;
+        for (uint32_t extent = 0; extent < count; ++extent) {
+          const std::vector<uint8_t> some(extent_bytes, input.number<uint8_t>());
+          crcs.push_back(step % 10 == 3 ? step : crc32c(0, some.data(), some.size()));
+          data.insert(data.end(), some.begin(), some.end());
+        }
+      }
+      append(bytes, runs, crcs, data, step % 32 == 0 ? input.awkward() : extent_bytes);
     } else if (step < 220) {
-      append(bytes, make_gone_mark(chunk));
+      const auto chunk = static_cast<uint32_t>(input.up_to(CHUNKS));
+      append(bytes, {{chunk, 0, step < 210 ? 0 : static_cast<uint32_t>(input.awkward())}}, {}, {}, 0);
     } else if (step < 240) {
       append(bytes, make_waiting_mark());
     } else {
@@ -108,9 +128,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::map<uint32_t, PullStatus> ended;
   std::set<uint32_t> unmarked;
   plan.may_come_again = true;
-  SlotLanding landing(plan, 0, *arena, board, [&](const PullOutcome& outcome) {
-    FUZZ_EXPECT(ended.emplace(outcome.chunk, outcome.status).second);
-    FUZZ_EXPECT(!outcome.is_unmarked || (outcome.status == PullStatus::FAILED && unmarked.insert(outcome.chunk).second));
+  SlotLanding landing(plan, 0, *arena, board, [&](std::span<const PullOutcome> outcomes) {
+    for (const PullOutcome& outcome : outcomes) {
+      FUZZ_EXPECT(ended.emplace(outcome.chunk, outcome.status).second);
+      FUZZ_EXPECT(!outcome.is_unmarked || (outcome.status == PullStatus::FAILED && unmarked.insert(outcome.chunk).second));
+    }
   });
   ExtentReceiver(plan, 0, landing).run(stream);
   FUZZ_EXPECT(ended.size() == CHUNKS);

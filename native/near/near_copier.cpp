@@ -76,6 +76,7 @@ void NearCopier::verify(uint32_t extent) {
   for (const Copied& copied : copied_) {
     land(copied, extent);
   }
+  landing_.report();
   copied_.clear();
   copied_bytes_ = 0;
 }

@@ -53,7 +53,11 @@ StreamFault ByteStream::receive_all(uint8_t* target, size_t size, const StreamTi
 }
 
 StreamFault ByteStream::receive(std::span<iovec> parts, size_t least, size_t& received, const StreamTimes& times) {
-  const bool waits_for_all = parts.size() == 1 && parts.front().iov_len == least;
+  size_t room = 0;
+  for (const iovec& part : parts) {
+    room += part.iov_len;
+  }
+  const bool waits_for_all = room == least;
   received = 0;
   while (received < least) {
     const StepTime time = step_time(times);

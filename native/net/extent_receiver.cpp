@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "checksum/crc32c.h"
-#include "copy/copy_tuning.h"
 
 namespace kvpool {
 namespace {
+
+// Room for a mark, and a bound on what is copied once more because it came with one.
+constexpr size_t AHEAD_BYTES = 8 << 10;
+static_assert(AHEAD_BYTES >= MARK_BYTES_MAX);
 
 PullFault fault_word_of(StreamFault fault, bool has_heard) noexcept {
   switch (fault) {
@@ -34,7 +38,7 @@ ExtentReceiver::ExtentReceiver(const PullPlan& plan, uint32_t connection, SlotLa
       landing_(landing),
       times_{plan.deadline, plan.stall},
       chunks_(plan.rows.size() / plan.parts + 1),
-      buffer_(is_direct() ? sizeof(StreamMark) : BUFFER_BYTES) {}
+      ahead_(AHEAD_BYTES) {}
 
 void ExtentReceiver::run(ByteStream& stream) {
   stream_ = &stream;
@@ -42,157 +46,152 @@ void ExtentReceiver::run(ByteStream& stream) {
   iovec part{&hello, sizeof(hello)};
   StreamFault fault = stream.send_all({&part, 1}, times_);
   while (fault == StreamFault::NONE && landing_.left() > 0) {
-    uint8_t bytes[sizeof(StreamMark)];
-    fault = receive_mark(bytes);
+    uint8_t bytes[MARK_BYTES_MAX];
+    fault = receive_bytes(bytes, sizeof(StreamMark));
     if (fault != StreamFault::NONE) {
       break;
     }
     const auto mark = read_mark(bytes);
-    const bool is_good = mark && is_next(*mark);
-    if (!is_good || mark->kind == MarkKind::GONE) {
-      land_all();
+    if (mark && mark->bytes == mark->extents * plan_.extent_bytes) {
+      fault = receive_bytes(bytes, table_bytes(*mark));
+      if (fault != StreamFault::NONE) {
+        break;
+      }
+      if (mark->kind == MarkKind::WAITING || (read_table(*mark, bytes, runs_, crcs_) && take_runs())) {
+        has_heard_ = true;
+        fault = mark->kind == MarkKind::WAITING ? StreamFault::NONE : receive_extents();
+        continue;
+      }
     }
-    if (!is_good) {
-      landing_.end_all(PullStatus::BAD_SOURCE, PullFault::FORMAT);
-      return;
-    }
-    has_heard_ = true;
-    if (mark->kind == MarkKind::EXTENT) {
-      fault = receive_extent(*mark);
-    } else if (mark->kind == MarkKind::GONE) {
-      of(mark->chunk).is_gone = true;
-      landing_.end(mark->chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
-    }
-    if (buffered_from_ == buffered_to_) {
-      land_all();
-    }
+    landing_.end_all(PullStatus::BAD_SOURCE, PullFault::FORMAT);
+    return;
   }
-  land_all();
   landing_.end_all(fault == StreamFault::ENDED ? PullStatus::CANCELLED : PullStatus::FAILED, fault_word_of(fault, has_heard_));
 }
 
-// Whether the other side may send this now. Everything behind it is trusted only as far as this reaches.
-bool ExtentReceiver::is_next(const StreamMark& mark) const noexcept {
-  if (mark.kind == MarkKind::WAITING) {
-    return true;
+// Whether the other side may send these runs now. Everything behind them is trusted only as far as this reaches.
+bool ExtentReceiver::take_runs() {
+  first_crc_.clear();
+  size_t crcs = 0;
+  for (const StreamRun& run : runs_) {
+    if (!landing_.has(run.chunk)) {
+      return false;
+    }
+    Chunk& chunk = of(run.chunk);
+    if (chunk.is_gone || chunk.next_extent == plan_.extents || run.count > plan_.extents - chunk.next_extent) {
+      return false;
+    }
+    if (run.count > 0 && run.first != chunk.next_extent) {
+      return false;
+    }
+    chunk.next_extent += run.count;
+    chunk.is_gone = run.count == 0;
+    first_crc_.push_back(crcs);
+    crcs += run.count;
   }
-  if (!landing_.has(mark.chunk)) {
-    return false;
-  }
-  const Chunk& chunk = of(mark.chunk);
-  if (chunk.is_gone || chunk.next_extent == plan_.extents) {
-    return false;
-  }
-  return mark.kind == MarkKind::GONE || (mark.extent == chunk.next_extent && mark.bytes == plan_.extent_bytes);
+  return true;
 }
 
-// Has at least a byte in the buffer. `missing`: of what is wanted now; behind a mark of a large extent come bytes that belong in its
-// slot.
-StreamFault ExtentReceiver::fill(size_t missing) {
-  if (buffered_from_ < buffered_to_) {
+// Fills `parts_`, which have so many bytes, from what is there already and then from the stream. `is_last`: with as much of what
+// comes behind them as is there.
+StreamFault ExtentReceiver::receive(size_t size, bool is_last) {
+  size_t part = 0;
+  while (size > 0 && ahead_from_ < ahead_to_) {
+    iovec& front = parts_[part];
+    const size_t count = std::min(front.iov_len, ahead_to_ - ahead_from_);
+    std::memcpy(front.iov_base, ahead_.data() + ahead_from_, count);
+    front.iov_base = static_cast<uint8_t*>(front.iov_base) + count;
+    front.iov_len -= count;
+    ahead_from_ += count;
+    size -= count;
+    part += front.iov_len == 0 ? 1 : 0;
+  }
+  if (size == 0) {
     return StreamFault::NONE;
   }
-  land_all();
-  iovec part{buffer_.data(), is_direct() ? missing : buffer_.size()};
-  buffered_from_ = 0;
-  buffered_to_ = 0;
-  return stream_->receive({&part, 1}, 1, buffered_to_, times_);
+  if (is_last) {
+    parts_.push_back({ahead_.data(), ahead_.size()});
+  }
+  size_t received = 0;
+  const StreamFault fault = stream_->receive(std::span(parts_).subspan(part), size, received, times_);
+  ahead_from_ = 0;
+  ahead_to_ = fault == StreamFault::NONE ? received - size : 0;
+  return fault;
 }
 
-StreamFault ExtentReceiver::receive_mark(uint8_t* bytes) {
-  for (size_t at = 0; at < sizeof(StreamMark);) {
-    const StreamFault fault = fill(sizeof(StreamMark) - at);
+StreamFault ExtentReceiver::receive_bytes(uint8_t* target, size_t size) {
+  parts_.assign(1, {target, size});
+  return receive(size, true);
+}
+
+// The bytes of the runs, piece by piece, each straight to its place. Of a chunk that has ended nothing more is stored: what comes of
+// it goes into the connection's own memory.
+StreamFault ExtentReceiver::receive_extents() {
+  uint64_t at = 0;
+  for (size_t run = 0; run < runs_.size() && landing_.left() > 0;) {
+    pieces_.clear();
+    parts_.clear();
+    size_t size = 0;
+    while (run < runs_.size() && size < PIECE_BYTES) {
+      const uint32_t chunk = runs_[run].chunk;
+      const bool is_thrown_away = landing_.has_ended(chunk);
+      const uint64_t run_bytes = runs_[run].count * plan_.extent_bytes;
+      const size_t most = std::min(PIECE_BYTES - size, is_thrown_away ? WASTE_BYTES : PIECE_BYTES);
+      const auto count = static_cast<size_t>(std::min<uint64_t>(run_bytes - at, most));
+      pieces_.push_back({run, at, count});
+      if (count > 0) {
+        parts_.push_back({is_thrown_away ? waste_.data() : landing_.bytes_of(chunk, runs_[run].first) + at, count});
+      }
+      size += count;
+      at += count;
+      if (at == run_bytes) {
+        ++run;
+        at = 0;
+      }
+    }
+    const StreamFault fault = receive(size, run == runs_.size());
     if (fault != StreamFault::NONE) {
       return fault;
     }
-    const size_t count = std::min(sizeof(StreamMark) - at, buffered_to_ - buffered_from_);
-    std::memcpy(bytes + at, buffer_.data() + buffered_from_, count);
-    buffered_from_ += count;
-    at += count;
+    for (const Piece& piece : pieces_) {
+      judge(piece);
+    }
   }
+  landing_.report();
   return StreamFault::NONE;
 }
 
-// Straight to its place, with as much of the mark behind it as is there already. What is thrown away goes into the connection's own
-// memory. REQUIRES: the buffer is empty.
-StreamFault ExtentReceiver::receive_direct(uint8_t* extent, bool is_thrown_away, uint32_t& crc) {
-  std::array<uint8_t, 16 << 10> waste;
-  for (uint64_t at = 0; at < plan_.extent_bytes;) {
-    const size_t most = is_thrown_away ? waste.size() : PIECE_BYTES;
-    const size_t size = static_cast<size_t>(std::min<uint64_t>(most, plan_.extent_bytes - at));
-    uint8_t* const target = is_thrown_away ? waste.data() : extent + at;
-    const bool is_last = at + size == plan_.extent_bytes;
-    iovec parts[] = {{target, size}, {buffer_.data(), buffer_.size()}};
-    size_t received = 0;
-    const StreamFault fault = stream_->receive({parts, is_last ? 2U : 1U}, size, received, times_);
-    if (fault != StreamFault::NONE) {
-      return fault;
-    }
-    buffered_from_ = 0;
-    buffered_to_ = received - size;
-    crc = is_thrown_away ? crc : crc32c(crc, target, size);
-    at += size;
-  }
-  return StreamFault::NONE;
-}
-
-StreamFault ExtentReceiver::receive_buffered(uint8_t* extent, bool is_thrown_away, uint32_t& crc) {
-  for (uint64_t at = 0; at < plan_.extent_bytes;) {
-    const StreamFault fault = fill(static_cast<size_t>(plan_.extent_bytes - at));
-    if (fault != StreamFault::NONE) {
-      return fault;
-    }
-    const size_t count = static_cast<size_t>(std::min<uint64_t>(buffered_to_ - buffered_from_, plan_.extent_bytes - at));
-    if (!is_thrown_away) {
-      crc = copy_crc32c(crc, extent + at, buffer_.data() + buffered_from_, count);
-    }
-    buffered_from_ += count;
-    at += count;
-  }
-  return StreamFault::NONE;
-}
-
-// Of a chunk that has ended nothing more is stored.
-StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
-  const bool is_thrown_away = landing_.has_ended(mark.chunk);
-  uint8_t* const extent = landing_.bytes_of(mark.chunk, mark.extent);
-  uint32_t crc = 0;
-  const StreamFault fault =
-      is_direct() ? receive_direct(extent, is_thrown_away, crc) : receive_buffered(extent, is_thrown_away, crc);
-  if (fault != StreamFault::NONE) {
-    return fault;
-  }
-  ++of(mark.chunk).next_extent;
-  if (is_thrown_away) {
-    return StreamFault::NONE;
-  }
-  if (crc != mark.crc || !landing_.is_promised(mark.chunk, mark.extent, crc)) {
-    land_all();
-    landing_.end(mark.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
-  } else if (is_direct()) {
-    landing_.land(mark.chunk, mark.extent, &crc, 1);
-  } else {
-    if (verified_.empty() || verified_.back().chunk != mark.chunk) {
-      verified_.push_back({mark.chunk, mark.extent, 0});
-    }
-    ++verified_.back().count;
-    verified_crcs_.push_back(crc);
-  }
-  return StreamFault::NONE;
-}
-
-void ExtentReceiver::land_all() {
-  if (verified_.empty()) {
+// Compares what has been received of a run, and has the extents that are whole land.
+void ExtentReceiver::judge(const Piece& piece) {
+  const StreamRun& run = runs_[piece.run];
+  if (landing_.has_ended(run.chunk)) {
     return;
   }
-  copy_fence();
-  const uint32_t* crcs = verified_crcs_.data();
-  for (const Verified& extents : verified_) {
-    landing_.land(extents.chunk, extents.first, crcs, extents.count);
-    crcs += extents.count;
+  if (run.count == 0) {
+    landing_.end(run.chunk, PullStatus::BAD_SOURCE, PullFault::GONE);
+    return;
   }
-  verified_.clear();
-  verified_crcs_.clear();
+  const uint8_t* const bytes = landing_.bytes_of(run.chunk, run.first);
+  const uint32_t* const crcs = crcs_.data() + first_crc_[piece.run];
+  const auto first = static_cast<uint32_t>(piece.at / plan_.extent_bytes);
+  uint32_t extent = first;
+  bool is_good = true;
+  for (uint64_t at = piece.at; is_good && at < piece.at + piece.size;) {
+    const uint64_t begin = extent * plan_.extent_bytes;
+    const uint64_t end = std::min(begin + plan_.extent_bytes, piece.at + piece.size);
+    crc_ = crc32c(at == begin ? 0 : crc_, bytes + at, static_cast<size_t>(end - at));
+    at = end;
+    if (end == begin + plan_.extent_bytes) {
+      is_good = crc_ == crcs[extent] && landing_.is_promised(run.chunk, run.first + extent, crc_);
+      extent += is_good ? 1 : 0;
+    }
+  }
+  if (extent > first) {
+    landing_.land(run.chunk, run.first + first, crcs + first, extent - first);
+  }
+  if (!is_good) {
+    landing_.end(run.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
+  }
 }
 
 }  // namespace kvpool

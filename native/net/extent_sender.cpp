@@ -8,12 +8,13 @@
 namespace kvpool {
 namespace {
 
-// One system call sends so much. Under a bound: what the rate allows in a twentieth of a second.
+// One mark is for so much where its extents are small, and one system call sends so much. Under a bound: what the rate allows in a
+// twentieth of a second.
 constexpr uint64_t BATCH_BYTES_MAX = 1 << 20;
 constexpr uint64_t BATCH_BYTES_MIN = 4096;
 constexpr uint64_t BATCHES_PER_S = 20;
 // Extents of a chunk that go one behind the other, as many as fit: they land together, with one wake-up of who waits for the chunk.
-constexpr uint64_t GROUP_BYTES = 16 << 10;
+constexpr uint64_t GROUP_BYTES = 64 << 10;
 
 }  // namespace
 
@@ -82,8 +83,10 @@ ExtentSender::ExtentSender(std::shared_ptr<const OfferPlan> plan, uint32_t conne
   for (const OfferedChunk& chunk : plan_->chunks) {
     KVPOOL_CHECK(arena_->contains(chunk.arena_offset, plan_->extents * plan_->extent_bytes));
   }
-  marks_.reserve(BATCH_EXTENTS);
-  parts_.reserve(2 * BATCH_EXTENTS);
+  runs_.reserve(MARK_RUNS_MAX);
+  crcs_.reserve(MARK_EXTENTS_MAX);
+  parts_.reserve(MARK_RUNS_MAX + 1);
+  mark_.resize(MARK_BYTES_MAX);
 }
 
 StreamFault ExtentSender::run(ByteStream& stream) {
@@ -91,11 +94,9 @@ StreamFault ExtentSender::run(ByteStream& stream) {
   const uint32_t most = group_extents();
   for (uint32_t first = 0, end = 1; first < plan_->extents; first = end, end = std::min(first + most, plan_->extents)) {
     for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
-      for (uint32_t extent = first; extent < end && !is_gone_[chunk]; ++extent) {
-        const StreamFault fault = send_landed(chunk, extent);
-        if (fault != StreamFault::NONE) {
-          return fault;
-        }
+      const StreamFault fault = is_gone_[chunk] ? StreamFault::NONE : gather_landed(chunk, first, end);
+      if (fault != StreamFault::NONE) {
+        return fault;
       }
     }
   }
@@ -114,38 +115,40 @@ uint32_t ExtentSender::group_extents() const noexcept {
   return static_cast<uint32_t>(std::max<uint64_t>(1, GROUP_BYTES / plan_->extent_bytes));
 }
 
-// Whether an extent can be sent now. `landed`: the slot's word where it cannot yet.
-ExtentSender::State ExtentSender::look(uint32_t number, uint32_t extent, uint32_t& crc, uint32_t& landed) const {
+// Whether extents can be sent now, `looked_` of them from `first` on. `landed`: the slot's word where none can yet.
+ExtentSender::State ExtentSender::look(uint32_t number, uint32_t first, uint32_t end, uint32_t& landed) {
   const OfferedChunk& chunk = plan_->chunks[number];
+  looked_.clear();
   landed = index_->landed_at(chunk.slot);
-  crc = index_->checksum_at(chunk.slot, extent);
+  for (uint32_t extent = first; extent < std::min(end, landed) && landed != LANDING_FAILED; ++extent) {
+    looked_.push_back(index_->checksum_at(chunk.slot, extent));
+  }
+  // The generation after the checksums: they are this chunk's.
   if (index_->generation_at(chunk.slot) != chunk.generation || landed == LANDING_FAILED) {
     return State::GONE;
   }
-  return landed > extent ? State::READY : State::LANDING;
+  return looked_.empty() ? State::LANDING : State::READY;
 }
 
-StreamFault ExtentSender::send_landed(uint32_t chunk, uint32_t extent) {
-  uint32_t crc = 0;
-  uint32_t landed = 0;
-  while (true) {
-    switch (look(chunk, extent, crc, landed)) {
+StreamFault ExtentSender::gather_landed(uint32_t chunk, uint32_t first, uint32_t end) {
+  StreamFault fault = StreamFault::NONE;
+  while (first < end && fault == StreamFault::NONE) {
+    uint32_t landed = 0;
+    switch (look(chunk, first, end, landed)) {
       case State::READY:
-        return send_extent(chunk, extent, crc);
+        fault = add({chunk, first, static_cast<uint32_t>(looked_.size())}, looked_.data());
+        first += static_cast<uint32_t>(looked_.size());
+        break;
       case State::GONE:
         is_gone_[chunk] = true;
         ++gone_chunks_;
-        add_mark(make_gone_mark(chunk));
-        return marks_.size() == BATCH_EXTENTS ? flush() : StreamFault::NONE;
-      case State::LANDING: {
-        const StreamFault fault = wait_for_landing(chunk, landed);
-        if (fault != StreamFault::NONE) {
-          return fault;
-        }
+        return add({chunk, 0, 0}, nullptr);
+      case State::LANDING:
+        fault = wait_for_landing(chunk, landed);
         break;
-      }
     }
   }
+  return fault;
 }
 
 // Sends what there is, then waits for a while: a landing wakes it, a stop is seen within the period.
@@ -168,36 +171,64 @@ StreamFault ExtentSender::wait_for_landing(uint32_t chunk, uint32_t landed) {
   if (index_->landed_at(slot) != landed) {
     return StreamFault::NONE;
   }
-  add_mark(make_waiting_mark());
-  return flush();
+  StreamMark waiting = make_waiting_mark();
+  parts_.assign(1, {&waiting, sizeof(waiting)});
+  return send_parts(0);
 }
 
-StreamFault ExtentSender::send_extent(uint32_t chunk, uint32_t extent, uint32_t crc) {
-  add_mark(make_extent_mark(chunk, extent, plan_->extent_bytes, crc));
-  uint8_t* const bytes = arena_->data() + plan_->chunks[chunk].arena_offset + extent * plan_->extent_bytes;
-  for (uint64_t at = 0; at < plan_->extent_bytes;) {
-    const uint64_t size = std::min(plan_->extent_bytes - at, batch_bytes_max_ - batch_bytes_);
-    parts_.push_back({bytes + at, static_cast<size_t>(size)});
-    batch_bytes_ += size;
-    at += size;
-    if (batch_bytes_ == batch_bytes_max_ || marks_.size() == BATCH_EXTENTS) {
+// Has a run go with the next mark, or its front with this one, where that is full.
+StreamFault ExtentSender::add(const StreamRun& run, const uint32_t* crcs) {
+  const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(batch_bytes_max_ / plan_->extent_bytes, 1, MARK_EXTENTS_MAX));
+  StreamRun left = run;
+  do {
+    if (runs_.size() == MARK_RUNS_MAX || (crcs_.size() >= most && left.count > 0)) {
       const StreamFault fault = flush();
       if (fault != StreamFault::NONE) {
         return fault;
       }
     }
-  }
+    const uint32_t count = std::min(left.count, most - static_cast<uint32_t>(crcs_.size()));
+    runs_.push_back({left.chunk, left.first, count});
+    crcs_.insert(crcs_.end(), crcs, crcs + count);
+    crcs += count;
+    left.first += count;
+    left.count -= count;
+  } while (left.count > 0);
   return StreamFault::NONE;
 }
 
-void ExtentSender::add_mark(const StreamMark& mark) {
-  KVPOOL_CHECK(marks_.size() < BATCH_EXTENTS);
-  marks_.push_back(mark);
-  parts_.push_back({&marks_.back(), sizeof(StreamMark)});
+StreamFault ExtentSender::flush() {
+  if (runs_.empty()) {
+    return StreamFault::NONE;
+  }
+  const size_t mark_bytes = write_extents_mark(mark_.data(), runs_, crcs_, plan_->extent_bytes);
+  parts_.assign(1, {mark_.data(), mark_bytes});
+  uint64_t batch = 0;
+  for (const StreamRun& run : runs_) {
+    uint8_t* const bytes = arena_->data() + plan_->chunks[run.chunk].arena_offset + run.first * plan_->extent_bytes;
+    const uint64_t run_bytes = run.count * plan_->extent_bytes;
+    for (uint64_t at = 0; at < run_bytes;) {
+      const uint64_t size = std::min(run_bytes - at, batch_bytes_max_ - batch);
+      parts_.push_back({bytes + at, static_cast<size_t>(size)});
+      batch += size;
+      at += size;
+      if (batch == batch_bytes_max_) {
+        const StreamFault fault = send_parts(batch);
+        if (fault != StreamFault::NONE) {
+          return fault;
+        }
+        batch = 0;
+      }
+    }
+  }
+  runs_.clear();
+  crcs_.clear();
+  return parts_.empty() ? StreamFault::NONE : send_parts(batch);
 }
 
-StreamFault ExtentSender::flush() {
-  const auto start = pace_.take(batch_bytes_);
+// `bytes`: of them, those that count for the rate.
+StreamFault ExtentSender::send_parts(uint64_t bytes) {
+  const auto start = pace_.take(bytes);
   StreamFault fault = StreamFault::NONE;
   if (start >= plan_->deadline) {
     fault = StreamFault::LATE;
@@ -206,10 +237,8 @@ StreamFault ExtentSender::flush() {
   } else {
     fault = stream_->send_all(parts_, times_);
   }
-  bytes_ += fault == StreamFault::NONE ? batch_bytes_ : 0;
-  marks_.clear();
+  bytes_ += fault == StreamFault::NONE ? bytes : 0;
   parts_.clear();
-  batch_bytes_ = 0;
   return fault;
 }
 

@@ -1,7 +1,7 @@
 // One connection of an offer: extents on their way from slots of the arena into a stream.
 //
-// What it is: extent 0 of all chunks of the connection, then extent 1, …, each straight from the arena, behind a mark with its
-// checksum; behind extent 0, several small extents of each chunk in turn, so that its puller publishes them at once. What it is
+// What it is: extent 0 of all chunks of the connection, then extent 1, …, each straight from the arena, many behind one mark with
+// their checksums; behind extent 0, several small extents of each chunk in turn, so that its puller publishes them at once. What it is
 // not: a right: the offer's owner holds a lease on the chunks until the offer has ended.
 // A slot whose extents are still landing is followed. A chunk that has left its slot, or failed to land, is marked as gone, and the
 // others go on. The generation is read again after an extent's checksum: a chunk that leaves its slot while it is sent has other bytes
@@ -84,18 +84,16 @@ class ExtentSender {
   [[nodiscard]] uint32_t gone_chunks() const noexcept { return gone_chunks_; }
 
  private:
-  // One system call sends so many small extents, or a part of a large one.
-  static constexpr size_t BATCH_EXTENTS = 256;
   static constexpr std::chrono::milliseconds WAITING_PERIOD{100};
 
   enum class State { READY, LANDING, GONE };
   [[nodiscard]] uint32_t group_extents() const noexcept;
-  [[nodiscard]] State look(uint32_t chunk, uint32_t extent, uint32_t& crc, uint32_t& landed) const;
-  [[nodiscard]] StreamFault send_extent(uint32_t chunk, uint32_t extent, uint32_t crc);
-  [[nodiscard]] StreamFault send_landed(uint32_t chunk, uint32_t extent);
+  [[nodiscard]] State look(uint32_t chunk, uint32_t first, uint32_t end, uint32_t& landed);
+  [[nodiscard]] StreamFault gather_landed(uint32_t chunk, uint32_t first, uint32_t end);
   [[nodiscard]] StreamFault wait_for_landing(uint32_t chunk, uint32_t landed);
-  void add_mark(const StreamMark& mark);
+  [[nodiscard]] StreamFault add(const StreamRun& run, const uint32_t* crcs);
   [[nodiscard]] StreamFault flush();
+  [[nodiscard]] StreamFault send_parts(uint64_t bytes);
 
   const std::shared_ptr<const OfferPlan> plan_;
   const uint32_t connection_;
@@ -107,10 +105,12 @@ class ExtentSender {
   const uint64_t batch_bytes_max_;
   ByteStream* stream_ = nullptr;
   std::vector<bool> is_gone_;  // by chunk of the plan
-  // What the next call sends. `marks_` never grows beyond its room: `parts_` point into it.
-  std::vector<StreamMark> marks_;
-  std::vector<iovec> parts_;
-  uint64_t batch_bytes_ = 0;
+  std::vector<uint32_t> looked_;  // checksums of what `look` has found
+  // What the next mark is for, and its extents' checksums.
+  std::vector<StreamRun> runs_;
+  std::vector<uint32_t> crcs_;
+  std::vector<uint8_t> mark_;
+  std::vector<iovec> parts_;  // of one system call
   uint64_t bytes_ = 0;
   uint32_t gone_chunks_ = 0;
 };

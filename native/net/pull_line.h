@@ -46,12 +46,14 @@ class PullLine : public JobLine<Job, PullOutcome> {
   // Where a part lands, and is reported.
   [[nodiscard]] SlotLanding landing_of(const Task& task) {
     const auto waited = std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - task.job->begun);
-    return {task.job->plan, task.part, *arena_, *board_, [this, waited, job = task.job](PullOutcome outcome) {
-              outcome.job = job->number();
-              outcome.waited = waited;
-              landed_bytes_.fetch_add(outcome.bytes, std::memory_order_relaxed);
-              (outcome.status == PullStatus::DONE ? pulled_chunks_ : failed_chunks_).fetch_add(1, std::memory_order_relaxed);
-              this->report(*job, outcome.chunk, outcome);
+    return {task.job->plan, task.part, *arena_, *board_, [this, waited, job = task.job](std::span<PullOutcome> outcomes) {
+              for (PullOutcome& outcome : outcomes) {
+                outcome.job = job->number();
+                outcome.waited = waited;
+                landed_bytes_.fetch_add(outcome.bytes, std::memory_order_relaxed);
+                (outcome.status == PullStatus::DONE ? pulled_chunks_ : failed_chunks_).fetch_add(1, std::memory_order_relaxed);
+              }
+              this->report_all(*job, outcomes);
             }};
   }
   void end_rest(const Rest& rest, PullStatus status, PullFault fault) {

@@ -59,11 +59,19 @@ void SlotLanding::end(uint32_t number, PullStatus status, PullFault fault) {
   outcome.bytes = chunk.landed * target_.extent_bytes;
   outcome.first_extent = chunk.first_extent;
   outcome.elapsed = elapsed();
-  report_(outcome);
+  ended_.push_back(outcome);
+}
+
+void SlotLanding::report() {
+  if (!ended_.empty()) {
+    report_(ended_);
+    ended_.clear();
+  }
 }
 
 void SlotLanding::end_all(PullStatus status, PullFault fault) {
   each([&](uint32_t chunk) { end(chunk, status, fault); });
+  report();
 }
 
 }  // namespace kvpool

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "base/memory.h"
@@ -74,9 +75,9 @@ struct PullOutcome {
 
 class SlotLanding {
  public:
-  using Report = std::function<void(const PullOutcome&)>;
+  using Report = std::function<void(std::span<PullOutcome>)>;
 
-  // `report` is called once for each chunk of the part; what is not known here of an outcome (job, waited) is left to it.
+  // `report` gets each chunk of the part once; what is not known here of an outcome (job, waited) is left to it.
   // REQUIRES: every row inside arena and index, for as many extents; a check for each extent, or none.
   SlotLanding(const PullTarget& target, uint32_t part, const Mapping& arena, LandingBoard& board, Report report);
 
@@ -99,8 +100,11 @@ class SlotLanding {
   }
   // Extents from `first` on are in place; ends the chunk with its last one.
   void land(uint32_t chunk, uint32_t first, const uint32_t* crcs, uint32_t count);
-  // Ends a chunk, unless it has ended.
+  // Ends a chunk, unless it has ended. Nothing may be written to its slot from then on.
   void end(uint32_t chunk, PullStatus status, PullFault fault);
+  // Reports what has ended since the last call: one wake-up for all of it, before its user waits for something else.
+  void report();
+  // Ends all that have not ended, and reports.
   void end_all(PullStatus status, PullFault fault);
 
  private:
@@ -122,6 +126,7 @@ class SlotLanding {
   const StreamClock::time_point begun_ = StreamClock::now();
   std::vector<Chunk> chunks_;  // of this part
   size_t left_;
+  std::vector<PullOutcome> ended_;  // not reported
 };
 
 }  // namespace kvpool

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "checksum/crc32c.h"
 
 namespace kvpool {
@@ -19,14 +20,12 @@ StreamMark sealed(StreamMark mark) noexcept {
 
 // Whether a kind has the numbers that it can have.
 bool is_possible(const StreamMark& mark) noexcept {
-  const bool is_empty = mark.extent == 0 && mark.bytes == 0 && mark.crc == 0;
   switch (mark.kind) {
-    case MarkKind::EXTENT:
-      return mark.bytes > 0;
-    case MarkKind::GONE:
-      return is_empty;
+    case MarkKind::EXTENTS:
+      return mark.runs >= 1 && mark.runs <= MARK_RUNS_MAX && mark.extents <= MARK_EXTENTS_MAX &&
+             (mark.extents == 0) == (mark.bytes == 0);
     case MarkKind::WAITING:
-      return is_empty && mark.chunk == 0;
+      return mark.runs == 0 && mark.extents == 0 && mark.bytes == 0 && mark.table_crc == 0;
   }
   return false;
 }
@@ -57,11 +56,20 @@ std::optional<StreamHello> read_hello(const uint8_t* bytes) noexcept {
   return hello;
 }
 
-StreamMark make_extent_mark(uint32_t chunk, uint32_t extent, uint64_t bytes, uint32_t crc) noexcept {
-  return sealed({MARK_MAGIC, MarkKind::EXTENT, chunk, extent, bytes, crc, 0});
+size_t write_extents_mark(uint8_t* target, std::span<const StreamRun> runs, std::span<const uint32_t> crcs,
+                          uint64_t extent_bytes) noexcept {
+  KVPOOL_CHECK(!runs.empty() && runs.size() <= MARK_RUNS_MAX && crcs.size() <= MARK_EXTENTS_MAX);
+  uint8_t* const table = target + sizeof(StreamMark);
+  std::memcpy(table, runs.data(), runs.size_bytes());
+  if (!crcs.empty()) {
+    std::memcpy(table + runs.size_bytes(), crcs.data(), crcs.size_bytes());
+  }
+  const size_t size = runs.size_bytes() + crcs.size_bytes();
+  const StreamMark mark = sealed({MARK_MAGIC, MarkKind::EXTENTS, static_cast<uint32_t>(runs.size()),
+                                  static_cast<uint32_t>(crcs.size()), crcs.size() * extent_bytes, crc32c(0, table, size), 0});
+  std::memcpy(target, &mark, sizeof(mark));
+  return sizeof(mark) + size;
 }
-
-StreamMark make_gone_mark(uint32_t chunk) noexcept { return sealed({MARK_MAGIC, MarkKind::GONE, chunk, 0, 0, 0, 0}); }
 
 StreamMark make_waiting_mark() noexcept { return sealed({MARK_MAGIC, MarkKind::WAITING, 0, 0, 0, 0, 0}); }
 
@@ -72,6 +80,26 @@ std::optional<StreamMark> read_mark(const uint8_t* bytes) noexcept {
     return std::nullopt;
   }
   return mark;
+}
+
+bool read_table(const StreamMark& mark, const uint8_t* bytes, std::vector<StreamRun>& runs, std::vector<uint32_t>& crcs) {
+  if (crc32c(0, bytes, table_bytes(mark)) != mark.table_crc) {
+    return false;
+  }
+  runs.resize(mark.runs);
+  crcs.resize(mark.extents);
+  std::memcpy(runs.data(), bytes, mark.runs * sizeof(StreamRun));
+  if (!crcs.empty()) {
+    std::memcpy(crcs.data(), bytes + mark.runs * sizeof(StreamRun), mark.extents * sizeof(uint32_t));
+  }
+  uint64_t extents = 0;
+  for (const StreamRun& run : runs) {
+    extents += run.count;
+    if (run.count == 0 && run.first != 0) {
+      return false;
+    }
+  }
+  return extents == mark.extents;
 }
 
 bool is_same_ticket(const uint8_t* one, const uint8_t* other) noexcept {

@@ -28,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -226,20 +227,28 @@ class JobLine {
 
   // Reports a chunk; false where it was before. The caller has the job.
   bool report(Job& job, size_t chunk, Outcome outcome) {
+    bool had_some = false;
     {
       const Guard guard = lock();
-      if (job.is_reported_.at(chunk)) {
+      had_some = !outcomes_.empty();
+      if (!add_outcome(job, chunk, std::move(outcome))) {
         return false;
       }
-      job.is_reported_[chunk] = true;
-      outcomes_.push_back(std::move(outcome));
-      if (--job.left_ == 0) {
-        --counts_[job.urgency_];
-        jobs_.erase(job.number_);  // before anybody sees its last end
+    }
+    notify_unless(had_some);
+    return true;
+  }
+  // Reports several, each of the chunk that it names, with one wake-up of who takes them; what was reported before does not count.
+  void report_all(Job& job, std::span<const Outcome> outcomes) {
+    bool had_some = false;
+    {
+      const Guard guard = lock();
+      had_some = !outcomes_.empty();
+      for (const Outcome& outcome : outcomes) {
+        static_cast<void>(add_outcome(job, outcome.chunk, outcome));
       }
     }
-    notify(event_fd_);
-    return true;
+    notify_unless(had_some);
   }
 
   [[nodiscard]] Guard lock() const { return Guard(lock_); }
@@ -288,6 +297,25 @@ class JobLine {
   [[nodiscard]] ThreadGroup& threads() noexcept { return threads_; }
 
  private:
+  // False where it was reported before. REQUIRES: the lock is held.
+  [[nodiscard]] bool add_outcome(Job& job, size_t chunk, Outcome outcome) {
+    if (job.is_reported_.at(chunk)) {
+      return false;
+    }
+    job.is_reported_[chunk] = true;
+    outcomes_.push_back(std::move(outcome));
+    if (--job.left_ == 0) {
+      --counts_[job.urgency_];
+      jobs_.erase(job.number_);  // before anybody sees its last end
+    }
+    return true;
+  }
+  // Whoever added the first of those that were there has the descriptor readable.
+  void notify_unless(bool had_some) {
+    if (!had_some) {
+      notify(event_fd_);
+    }
+  }
   void drop_all(const std::vector<Rest>& dropped) {
     std::for_each(dropped.begin(), dropped.end(), [this](const Rest& rest) { drop(rest); });
   }

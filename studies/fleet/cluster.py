@@ -22,7 +22,7 @@ from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.journal.event_log import ChangeKind
 from kvpool.key_column import KeyColumn
-from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.row_structs import struct_of
 from kvpool_tools.sim.node import SimulatedNode
 from kvpool_tools.sim.workload import Workload
 from studies.fleet.cell import ClusterCell, ClusterOutcome
@@ -34,7 +34,7 @@ from studies.fleet.shared_store import SharedStore
 
 # Room for the changes of one request: a prompt's blocks, those that make room for them, and those that move between tiers.
 FEED_CHANGES_MAX = 1 << 16
-_ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
+_ROW, _ = struct_of(kvpool_native.CHANGE_ROW, "key", "unused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ class Cluster:
             # Moves between the tiers of a node are events too, and change no entry.
             if kind == ChangeKind.ARRIVED or (kind == ChangeKind.LEFT and not tiers)
         ]
-        self.outcome.changes += len(rows) // CHANGE_ROW.itemsize
-        self._changes_at[now_ns // NS_PER_S] += len(rows) // CHANGE_ROW.itemsize
+        self.outcome.changes += len(rows) // _ROW.size
+        self._changes_at[now_ns // NS_PER_S] += len(rows) // _ROW.size
         for table in self._tables:
             table.publish(node, changes, now_ns)
 

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+import kvpool_native
 from kvpool.events import Cause, Event, EventKind
 from kvpool.ids import KEY_BYTES
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, event_of_run
 from kvpool.keys import SCOPE_BYTES_MAX, pack_scope, split_scope
-from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.row_structs import struct_of
 from kvpool.states import Level
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key, sums
 
-ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
+ROW, _ = struct_of(kvpool_native.CHANGE_ROW, "key", "unused")
 TOKEN_BYTES = 4 * LAYOUT.chunk_tokens
 SCOPES = (b"", b"", pack_scope("", b"salt"), pack_scope("adapter", b""), pack_scope("adapter", b"salt"))
 # Words that slots of another layout may have: no token ids of this one, nor these and a scope.

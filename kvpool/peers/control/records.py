@@ -12,8 +12,9 @@ from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
 from kvpool.layout import Layout
 
 MAGIC = b"KVPC"
-# The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
-OLDEST_VERSION = NEWEST_VERSION = 1
+# The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak. The format
+# of streams goes with it (native/net/stream_format.h): 1 had a mark for each extent.
+OLDEST_VERSION = NEWEST_VERSION = 2
 INCARNATION_BYTES = 16
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 128

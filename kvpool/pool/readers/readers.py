@@ -13,8 +13,6 @@ from itertools import chain
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
@@ -430,5 +428,4 @@ def _worst(levels: Sequence[bytes]) -> bytes:
     """The slowest level of each chunk among the ranks'."""
     if len(levels) == 1:
         return levels[0]
-    worst: bytes = np.maximum.reduce([np.frombuffer(column, np.uint8) for column in levels]).tobytes()
-    return worst
+    return bytes(map(max, *levels))

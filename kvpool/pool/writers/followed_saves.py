@@ -13,9 +13,9 @@ Invariant: `_saves` has exactly the runs with chunks that are not committed, res
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import NamedTuple, Protocol
-
-import numpy as np
 
 import kvpool_native
 from kvpool.errors import ProtocolError
@@ -59,16 +59,16 @@ class _Save:
     def note(self, chunks: range) -> KeyColumn:
         """The keys of those of these chunks that were not noted before."""
         place = slice(chunks.start, chunks.stop)
-        new = chunks.start + np.flatnonzero(np.frombuffer(self.are_noted[place], np.uint8) == 0)
+        new = list(compress(chunks, map(not_, self.are_noted[place])))
         self.are_noted[place] = b"\x01" * len(chunks)
         return self.keys.chosen(new)
 
     def end(self) -> tuple[KeyColumn, int]:
         """The keys of the chunks that were noted, the stored ones first, and how many these are."""
-        are_noted = np.frombuffer(self.are_noted, np.bool_)
-        are_stored = np.frombuffer(self.are_stored.ljust(len(self.keys), b"\0"), np.bool_)
-        stored, lost = np.flatnonzero(are_noted & are_stored), np.flatnonzero(are_noted & ~are_stored)
-        return self.keys.chosen(np.concatenate([stored, lost])), len(stored)
+        are_stored = self.are_stored.ljust(len(self.keys), b"\0")
+        noted = list(compress(range(len(self.keys)), self.are_noted))
+        stored = [number for number in noted if are_stored[number]]
+        return self.keys.chosen(stored + [number for number in noted if not are_stored[number]]), len(stored)
 
 
 class SavedRun(NamedTuple):
@@ -191,7 +191,8 @@ def _first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     """Of checksums [chunk][extent] with so many columns, the first `wanted`."""
     if wanted == columns:
         return checksums
-    return np.frombuffer(checksums, "<u4").reshape(-1, columns)[:, :wanted].tobytes()
+    row, shown = columns * CHECKSUM_BYTES, wanted * CHECKSUM_BYTES
+    return b"".join([checksums[at : at + shown] for at in range(0, len(checksums), row)])
 
 
 def extents_of(run: ReservedRun, first_extent: int, checksums: bytes) -> range:

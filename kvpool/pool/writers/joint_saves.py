@@ -21,8 +21,6 @@ from collections.abc import Callable
 from itertools import groupby, takewhile
 from typing import NamedTuple
 
-import numpy as np
-
 import kvpool_native
 from kvpool.config.config import DramConfig
 from kvpool.ids import CHECKSUM_BYTES, ReservationId
@@ -34,6 +32,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Offsets
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
+from kvpool.packed_numbers import pack_u64, u32_of, u64_of
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.joint_chains import JointChains
@@ -158,14 +157,15 @@ class JointSaves:
         """Count the next chunks of a part as stored, and publish what is complete. A state for each: STORED, PART or EXPIRED.
         `columns`: u32 [chunk][extent of the part], and tokens with their scope."""
         part = self._parts[part_id]
-        sums = np.frombuffer(columns.checksums, "<u4").reshape(-1, len(part.numbers))
-        count = len(sums)
+        sums, size = u32_of(columns.checksums), len(part.numbers)
+        count = len(sums) // size
         chunks = part.next(count)
         token_bytes = len(columns.tokens) // count
         for number, chunk in enumerate(chunks):
             chunk.close(part)
             if not chunk.chain.is_expired:
-                chunk.store(part, sums[number], columns.tokens[number * token_bytes : (number + 1) * token_bytes])
+                own_tokens = columns.tokens[number * token_bytes : (number + 1) * token_bytes]
+                chunk.store(part, sums[number * size : (number + 1) * size], own_tokens)
                 self._chains.note_active(chunk.chain, now_ns)
         part.committed += count
         before = self.published_chunks
@@ -186,9 +186,8 @@ class JointSaves:
 
     def offsets(self, part_id: ReservationId, offsets: Offsets, extents: range, extent_bytes: int) -> bytes:
         """Where these extents of a part lie, counted among its own, in the slots at `offsets`: u64 [slot][extent]."""
-        numbers = self._parts[part_id].numbers[extents.start : extents.stop].astype("<u8") * np.uint64(extent_bytes)
-        targets: bytes = np.add.outer(offsets, numbers).tobytes()
-        return targets
+        within = [number * extent_bytes for number in self._parts[part_id].numbers[extents.start : extents.stop]]
+        return pack_u64([offset + at for offset in offsets for at in within])
 
     def end_part(self, part_id: ReservationId, now_ns: int, *, is_asked: bool = True) -> None:
         """End a part, whose writer no longer writes: what it has not stored is free for others. A short one that is asked for
@@ -400,6 +399,5 @@ def _state_of(chunk: JointChunk) -> SaveState:
 
 
 def _rows_of(keys: KeyColumn, made: kvpool_native.Reserved) -> list[_Row]:
-    offsets = np.frombuffer(made.offsets, "<u8").tolist()
-    generations = np.frombuffer(made.generations, "<u8").tolist()
-    return [_Row(*row) for row in zip(keys, made.states, offsets, generations, strict=False)]
+    columns = made.states, u64_of(made.offsets), u64_of(made.generations)
+    return [_Row(*row) for row in zip(keys, *columns, strict=False)]

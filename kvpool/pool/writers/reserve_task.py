@@ -7,14 +7,13 @@ argument. Invariant: the columns have a row for each of the first `chunks` keys.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Step, save_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import u64_of
 from kvpool.pool.writers.places import Place
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol.reserve_runs import RunForm
@@ -121,7 +120,8 @@ class ReserveTask:
 
 def _states_for_retention(states: bytes, generations: bytes) -> bytes:
     """The same states; PRESENT for chunks that are not this save's to write and have a slot."""
-    found = np.frombuffer(states, np.uint8).copy()
     # Pending with a slot: on its way here from another tier, or another one's part of a chunk is being written.
-    found[(found != SaveState.RESERVED) & (np.frombuffer(generations, "<u8") != 0)] = SaveState.PRESENT
-    return found.tobytes()
+    pairs = zip(states, u64_of(generations), strict=True)
+    return bytes(
+        [SaveState.PRESENT if generation and state != SaveState.RESERVED else state for state, generation in pairs]
+    )

@@ -10,14 +10,13 @@ Control thread only; `now_ns` is an argument. Holds no state of its own.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.ids import DURATION_BYTES, NamespaceId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import pack_u32, u32_of
 from kvpool.states import KEEP_PRIORITY, RetainState, SaveState
 from kvpool.tiering.tiering import Tiering
 
@@ -134,20 +133,20 @@ def keep(
     priorities, durations = wanted
     if KEEP_PRIORITY not in priorities:
         return directory.retain(namespace, keys.packed, priorities, durations, now_ns)
-    chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)
-    states = np.full(len(priorities), RetainState.ACCEPTED, np.uint8)
-    if len(chosen):
-        states[chosen] = np.frombuffer(
-            directory.retain(
-                namespace,
-                keys.chosen(chosen).packed,
-                np.frombuffer(priorities, np.uint8)[chosen].tobytes(),
-                np.frombuffer(durations, "<u4")[chosen].tobytes(),
-                now_ns,
-            ),
-            np.uint8,
+    chosen = [number for number, priority in enumerate(priorities) if priority != KEEP_PRIORITY]
+    states = bytearray([RetainState.ACCEPTED]) * len(priorities)
+    if chosen:
+        durations_ms = u32_of(durations)
+        answer = directory.retain(
+            namespace,
+            keys.chosen(chosen).packed,
+            bytes([priorities[number] for number in chosen]),
+            pack_u32([durations_ms[number] for number in chosen]),
+            now_ns,
         )
-    return states.tobytes()
+        for number, state in zip(chosen, answer, strict=True):
+            states[number] = state
+    return bytes(states)
 
 
 def _by_rank(session: EngineSession, keys: KeyColumn) -> list[tuple[Namespace, KeyColumn]]:
@@ -162,10 +161,8 @@ def _of_chunks(session: EngineSession, states: list[bytes]) -> bytes:
 
 
 def _best(states: list[bytes]) -> bytes:
-    best: bytes = np.minimum.reduce([np.frombuffer(column, np.uint8) for column in states]).tobytes()
-    return best
+    return states[0] if len(states) == 1 else bytes(map(min, *states))
 
 
 def _worst(states: list[bytes]) -> bytes:
-    worst: bytes = np.maximum.reduce([np.frombuffer(column, np.uint8) for column in states]).tobytes()
-    return worst
+    return states[0] if len(states) == 1 else bytes(map(max, *states))

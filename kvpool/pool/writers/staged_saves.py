@@ -9,8 +9,6 @@ Invariant: for every copy under way its reservation counts one, so no slot is re
 import asyncio
 from collections.abc import Callable
 
-import numpy as np
-
 import kvpool_native
 from kvpool.clock import Clock
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
@@ -18,6 +16,7 @@ from kvpool.ids import ConnectionId
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents
 from kvpool.layout import Layout
+from kvpool.packed_numbers import pack_u64
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
@@ -94,7 +93,7 @@ class StagedSaves:
             return m.Done()
         reservation, run, slots = begun
         first = numbers.start * layout.extent_bytes
-        at_once, targets = len(numbers), (slots + np.uint64(first)).tobytes()
+        at_once, targets = len(numbers), pack_u64([slot + first for slot in slots])
         if run.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
             at_once, targets = 1, self._writers.part_targets(run, slots, numbers, layout.extent_bytes)

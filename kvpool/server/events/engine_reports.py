@@ -8,8 +8,7 @@ out of the log. Control thread only.
 """
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -34,7 +33,7 @@ CATCH_UP_S = 0.25
 BURST_BYTES = 8 << 20
 RATE_BYTES = 4 << 20
 REMOVAL_BYTES = 100
-_INDEX = np.dtype("<u2")
+_INDEX_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,10 @@ def _report_of(request: ec.ReportChunks, chunk_tokens: int, *, keeps_ids: bool) 
         return _Report(removed, ())
     size = TOKEN_BYTES * chunk_tokens
     scopes = [_scope_of(scope) for scope in request.scopes]
-    chosen = np.frombuffer(request.scope_of, _INDEX).tolist()
+    chosen = memoryview(request.scope_of).cast("H")
     is_kept = keeps_ids and chunk_tokens <= kvpool_native.TOKEN_IDS_MAX
-    leaves = KeyColumn(kvpool_native.hash_leaves(np.frombuffer(request.tokens, "<i4"), chunk_tokens))
+    ids: Any = memoryview(request.tokens).cast("i")  # a buffer serves as well as an array
+    leaves = KeyColumn(kvpool_native.hash_leaves(ids, chunk_tokens))
     stored = []
     for number, (parent, leaf) in enumerate(zip(KeyColumn(request.parents), leaves, strict=True)):
         tokens = request.tokens[number * size : (number + 1) * size] if is_kept else b""
@@ -107,7 +107,7 @@ def _check_columns(request: ec.ReportChunks, chunk_tokens: int) -> int:
     if not 0 <= request.source < ec.SOURCES_MAX:
         raise ProtocolError(f"source is {request.source}, expected 0..{ec.SOURCES_MAX - 1}")
     sizes = len(request.parents), len(request.tokens), len(request.scope_of)
-    expected = packed_bytes(count), TOKEN_BYTES * chunk_tokens * count, _INDEX.itemsize * count
+    expected = packed_bytes(count), TOKEN_BYTES * chunk_tokens * count, _INDEX_BYTES * count
     if sizes != expected or not set(request.firsts) <= {0, 1}:
         raise ProtocolError(
             f"report of {count} chunks has columns of {', '.join(map(str, sizes))} bytes for parents, tokens and scopes, "
@@ -115,7 +115,7 @@ def _check_columns(request: ec.ReportChunks, chunk_tokens: int) -> int:
         )
     if not all(isinstance(scope, bytes) and is_scope(scope) for scope in request.scopes):
         raise ProtocolError(f"report has {len(request.scopes)} scopes, expected each to be none or whole words")
-    if count and max(np.frombuffer(request.scope_of, _INDEX).tolist()) >= len(request.scopes):
+    if count and max(memoryview(request.scope_of).cast("H")) >= len(request.scopes):
         raise ProtocolError(f"report names a scope that is not among its {len(request.scopes)}")
     return count
 

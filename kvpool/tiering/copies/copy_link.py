@@ -17,12 +17,11 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 import kvpool_native
 from kvpool.ids import HoldId, ReservationId
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import PART_CHUNKS
+from kvpool.packed_numbers import pack_u32, pack_u64, u64_of
 from kvpool.states import Level, SaveState
 from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
@@ -256,10 +255,10 @@ class CopyLink(StockedLink[Exported]):
         moves = Moves(
             keys=list(keys[: len(pins)]),
             parents=(),
-            offsets=np.frombuffer(made.offsets, "<u8")[first : first + len(pins)].tolist(),
-            generations=np.frombuffer(columns.generations, "<u8").tolist(),
-            arena_offsets=np.frombuffer(columns.offsets, "<u8").tolist(),
-            arena_slots=np.frombuffer(columns.slots, "<u8").tolist(),
+            offsets=u64_of(made.offsets)[first : first + len(pins)].tolist(),
+            generations=u64_of(columns.generations).tolist(),
+            arena_offsets=u64_of(columns.offsets).tolist(),
+            arena_slots=u64_of(columns.slots).tolist(),
         )
         return _Part(prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
 
@@ -274,13 +273,9 @@ class CopyLink(StockedLink[Exported]):
         if not part.ready or not self.tier.can_copy:
             return
         extents, slots = part.prefix.namespace.layout.extents, part.moves.arena_slots[: part.ready]
-        checksums = np.array(
-            [[self._index.checksum_at(slot, extent) for extent in range(extents)] for slot in slots], "<u4"
-        )
-        sources = np.array(part.moves.generations[: part.ready], "<u8").tobytes()
-        states = self._copies.commit(
-            part.reservation, 0, checksums.tobytes(), now_ns, sources=sources, source_level=Level.DRAM
-        )
+        checksums = pack_u32([self._index.checksum_at(slot, extent) for slot in slots for extent in range(extents)])
+        sources = pack_u64(part.moves.generations[: part.ready])
+        states = self._copies.commit(part.reservation, 0, checksums, now_ns, sources=sources, source_level=Level.DRAM)
         part.stored = _leading(states, SaveState.STORED)
         self.copied_chunks += part.stored
         self._copied_bytes += part.stored * part.prefix.chunk_bytes

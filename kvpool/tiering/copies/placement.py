@@ -9,12 +9,11 @@ Metadata alone; no I/O and no clock. Control thread only. Invariant: all bytes c
 
 from dataclasses import dataclass
 
-import numpy as np
-
 import kvpool_native
 from kvpool.ids import HoldId, SizeClassId
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import u64_of
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
 
 
@@ -62,9 +61,9 @@ class Placement:
         none: the chain, or each chunk without a parent. Takes as long as a lookup of them."""
         keys, chunk_bytes = KeyColumn(self._arena.keys_of([hold])), namespace.layout.stored_bytes
         size = len(keys) if namespace.layout.is_chained else 1
-        has_copy = np.frombuffer(self._arena.copies([hold]).generations, "<u8").reshape(-1, size) != 0
-        copied = np.logical_and.accumulate(has_copy, axis=1).sum(axis=1)
-        served = int(copied.sum())
+        generations = u64_of(self._arena.copies([hold]).generations)
+        copied = [_leading_copies(generations[first : first + size]) for first in range(0, len(keys), size)]
+        served = sum(copied)
         missed_bytes = (len(keys) - served) * chunk_bytes
         self._budget.earn(served_bytes=served * chunk_bytes, missed_bytes=missed_bytes)
         self.leased_chunks += len(keys)
@@ -72,8 +71,9 @@ class Placement:
         self.served_chunks += served
         self.served_bytes += served * chunk_bytes
         return [
-            LeasedPrefix(namespace, keys[number * size : (number + 1) * size], int(copied[number]))
-            for number in np.flatnonzero(copied < size).tolist()
+            LeasedPrefix(namespace, keys[number * size : (number + 1) * size], count)
+            for number, count in enumerate(copied)
+            if count < size
         ]
 
     def reserve(
@@ -91,3 +91,7 @@ class Placement:
     def spend(self, chunks: int, chunk_bytes: int) -> None:
         """Count chunks as copied. REQUIRES: they were reserved, and nothing was spent since."""
         self._budget.spend(chunks * chunk_bytes)
+
+
+def _leading_copies(generations: "memoryview[int]") -> int:
+    return next((number for number, generation in enumerate(generations) if not generation), len(generations))

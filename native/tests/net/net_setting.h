@@ -16,7 +16,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -337,14 +339,68 @@ class RawOwner {
   std::vector<std::thread> threads_;
 };
 
-// What an honest owner sends of a node's first `count` chunks on one connection.
+// A mark for these runs, whose extents have these checksums.
+inline std::vector<uint8_t> mark_of(std::span<const StreamRun> runs, std::span<const uint32_t> crcs, uint64_t extent_bytes) {
+  std::vector<uint8_t> bytes(MARK_BYTES_MAX);
+  bytes.resize(write_extents_mark(bytes.data(), runs, crcs, extent_bytes));
+  return bytes;
+}
+inline std::vector<uint8_t> mark_of(const StreamRun& run, uint64_t extent_bytes) {
+  return mark_of({&run, 1}, std::vector<uint32_t>(run.count), extent_bytes);
+}
+// Of one extent.
+inline constexpr size_t ONE_MARK_BYTES = sizeof(StreamMark) + sizeof(StreamRun) + sizeof(uint32_t);
+
+// A mark as it comes: its runs, and their extents' checksums.
+struct ReceivedMark {
+  StreamMark mark{};
+  std::vector<StreamRun> runs;
+  std::vector<uint32_t> crcs;
+};
+inline std::optional<ReceivedMark> receive_mark(const RawSocket& socket) {
+  uint8_t bytes[MARK_BYTES_MAX];
+  const auto mark = socket.receive(bytes, sizeof(StreamMark)) ? read_mark(bytes) : std::nullopt;
+  ReceivedMark received;
+  if (!mark || !socket.receive(bytes, table_bytes(*mark)) ||
+      (mark->kind == MarkKind::EXTENTS && !read_table(*mark, bytes, received.runs, received.crcs))) {
+    return std::nullopt;
+  }
+  received.mark = *mark;
+  return received;
+}
+
+// What an ExtentServer sends of a node's first chunks on one connection, where all of it fits one mark: first extents, then groups.
+inline std::vector<uint8_t> stream_of_one_mark(const Node& node, uint32_t count) {
+  std::vector<StreamRun> runs;
+  for (uint32_t slot = 0; slot < count; ++slot) {
+    runs.push_back({slot, 0, 1});
+  }
+  for (uint32_t slot = 0; slot < count; ++slot) {
+    runs.push_back({slot, 1, node.extents - 1});
+  }
+  std::vector<uint32_t> crcs;
+  std::vector<uint8_t> data;
+  for (const StreamRun& run : runs) {
+    const uint8_t* const from = node.arena->data() + node.arena_offset(run.chunk) + run.first * node.extent_bytes;
+    data.insert(data.end(), from, from + run.count * node.extent_bytes);
+    for (uint32_t extent = run.first; extent < run.first + run.count; ++extent) {
+      crcs.push_back(node.crc(run.chunk, extent));
+    }
+  }
+  std::vector<uint8_t> bytes = mark_of(runs, crcs, node.extent_bytes);
+  bytes.insert(bytes.end(), data.begin(), data.end());
+  return bytes;
+}
+
+// What an honest owner may send of a node's first `count` chunks on one connection, a mark for each extent.
 inline std::vector<uint8_t> honest_stream(const Node& node, uint32_t count) {
   std::vector<uint8_t> bytes;
   for (uint32_t extent = 0; extent < node.extents; ++extent) {
     for (uint32_t slot = 0; slot < count; ++slot) {
-      const StreamMark mark = make_extent_mark(slot, extent, node.extent_bytes, node.crc(slot, extent));
-      const auto* const begin = reinterpret_cast<const uint8_t*>(&mark);
-      bytes.insert(bytes.end(), begin, begin + sizeof(mark));
+      const StreamRun run{slot, extent, 1};
+      const uint32_t crc = node.crc(slot, extent);
+      const auto mark = mark_of({&run, 1}, {&crc, 1}, node.extent_bytes);
+      bytes.insert(bytes.end(), mark.begin(), mark.end());
       const uint8_t* const data = node.arena->data() + node.arena_offset(slot) + extent * node.extent_bytes;
       bytes.insert(bytes.end(), data, data + node.extent_bytes);
     }

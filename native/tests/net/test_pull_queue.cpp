@@ -1,5 +1,6 @@
 // Hostile and broken owners: the chunks concerned fail, nothing is written outside their slots, and other pulls go on.
 #include <algorithm>
+#include <cstddef>
 
 #include "tests/net/net_setting.h"
 
@@ -9,12 +10,6 @@ using namespace kvpool::testing;
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-template <typename Record>
-void append(Bytes& bytes, const Record& record) {
-  const auto* const begin = reinterpret_cast<const uint8_t*>(&record);
-  bytes.insert(bytes.end(), begin, begin + sizeof(record));
-}
 
 // What becomes of the pull of a node's chunks when one connection brings these bytes and ends.
 std::map<uint32_t, PullOutcome> pull_of(const Node& target, const Bytes& bytes) {
@@ -48,8 +43,8 @@ TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
     const Bytes whole = honest_stream(source, 2);
     // All places of a small exchange; of a large one those near the ends of marks and extents.
     for (size_t size = 0; size <= whole.size(); ++size) {
-      const uint64_t unit = extent_bytes + sizeof(StreamMark);
-      if (extent_bytes > 50 && size % unit > sizeof(StreamMark) + 1 && size % unit < unit - 1 && size % 30'011 != 0) {
+      const uint64_t unit = extent_bytes + ONE_MARK_BYTES;
+      if (extent_bytes > 50 && size % unit > ONE_MARK_BYTES + 1 && size % unit < unit - 1 && size % 30'011 != 0) {
         continue;
       }
       const Node target(2, 2, extent_bytes);
@@ -57,7 +52,7 @@ TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
         const bool is_whole = size >= unit * (3 + chunk);
         EXPECT(outcome.status == (is_whole ? PullStatus::DONE : PullStatus::FAILED));
         EXPECT(outcome.fault == (is_whole                     ? PullFault::NONE
-                                 : size < sizeof(StreamMark) ? PullFault::REFUSED
+                                 : size < ONE_MARK_BYTES    ? PullFault::REFUSED
                                                              : PullFault::CLOSED));
         EXPECT(is_whole ? target.has(chunk) : target.has_failed(outcome));
       }
@@ -78,7 +73,7 @@ TEST(a_stream_that_comes_in_odd_pieces_is_the_same) {
     const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) {
       for (size_t at = 0; at < whole.size();) {
         // Small pieces around each mark, so that some end in its middle.
-        const size_t in_unit = at % (extent_bytes + sizeof(StreamMark));
+        const size_t in_unit = at % (extent_bytes + ONE_MARK_BYTES);
         const size_t most = in_unit < 64 || extent_bytes < 64 ? 1 + random() % 40 : extent_bytes - 31;
         const size_t size = std::min(most, whole.size() - at);
         EXPECT(peer.send(whole.data() + at, size));
@@ -103,20 +98,27 @@ TEST(marks_that_must_not_come_now_end_the_connection) {
   std::mt19937 random(static_cast<unsigned>(seed()));
   std::generate(noise.begin(), noise.end(), [&] { return static_cast<uint8_t>(random()); });
   expect_refused(source, noise);
-  for (const StreamMark& mark :
-       {make_extent_mark(2, 0, 1000, 0), make_extent_mark(UINT32_MAX, 0, 1000, 0), make_extent_mark(0, 1, 1000, 0),
-        make_extent_mark(0, UINT32_MAX, 1000, 0), make_extent_mark(0, 0, 999, 0), make_extent_mark(0, 0, 1001, 0),
-        make_extent_mark(0, 0, UINT64_MAX, 0), make_gone_mark(2)}) {
-    Bytes prefix;
-    append(prefix, mark);
-    expect_refused(source, prefix);
+  constexpr uint32_t MOST = UINT32_MAX;
+  for (const auto& [run, extent_bytes] : std::vector<std::pair<StreamRun, uint64_t>>{
+           {{2, 0, 1}, 1000}, {{MOST, 0, 1}, 1000}, {{0, 1, 1}, 1000}, {{0, MOST, 1}, 1000}, {{0, 0, 3}, 1000}, {{0, 0, 1}, 999},
+           {{0, 0, 1}, 1001}, {{0, 0, 1}, UINT64_MAX}, {{2, 0, 0}, 1000}, {{0, 0, MARK_EXTENTS_MAX}, 1000}}) {
+    expect_refused(source, mark_of(run, extent_bytes));
   }
-  // A mark with another checksum of its own.
-  StreamMark forged = make_extent_mark(0, 0, 1000, 0);
-  forged.extent = 1;
-  Bytes prefix;
-  append(prefix, forged);
-  expect_refused(source, prefix);
+  // Runs of one mark, each possible by itself.
+  for (const auto& runs : std::vector<std::vector<StreamRun>>{{{0, 0, 2}, {0, 0, 1}}, {{0, 0, 1}, {0, 0, 1}}, {{0, 0, 1}, {0, 2, 1}},
+                                                              {{0, 0, 0}, {0, 0, 1}}, {{0, 0, 1}, {0, 0, 0}, {0, 0, 0}}}) {
+    uint32_t extents = 0;
+    for (const StreamRun& run : runs) {
+      extents += run.count;
+    }
+    expect_refused(source, mark_of(runs, std::vector<uint32_t>(extents), 1000));
+  }
+  // A mark, and a run, with another checksum of its own.
+  for (const size_t at : {offsetof(StreamMark, runs), sizeof(StreamMark) + offsetof(StreamRun, first)}) {
+    Bytes forged = mark_of(StreamRun{0, 0, 1}, 1000);
+    forged[at] ^= 1U;
+    expect_refused(source, forged);
+  }
 }
 
 TEST(an_extent_that_comes_twice_ends_the_connection) {
@@ -124,7 +126,7 @@ TEST(an_extent_that_comes_twice_ends_the_connection) {
   source.put(0);
   source.put(1);
   Bytes bytes = honest_stream(source, 2);
-  const auto first = bytes.begin() + 1032;
+  const auto first = bytes.begin() + 1000 + ONE_MARK_BYTES;
   bytes.insert(bytes.begin(), bytes.begin(), first);
   const Node target(2, 2, 1000);
   for (const auto& [chunk, outcome] : pull_of(target, bytes)) {
@@ -151,12 +153,48 @@ TEST(bytes_flipped_in_an_extent_fail_that_chunk_alone) {
   source.put(0);
   source.put(1);
   Bytes bytes = honest_stream(source, 2);
-  bytes[sizeof(StreamMark) + 500] ^= 0x10U;  // extent 0 of chunk 0
+  bytes[ONE_MARK_BYTES + 500] ^= 0x10U;  // extent 0 of chunk 0
   const Node target(2, 3, 1000);
   const auto outcomes = pull_of(target, bytes);
   EXPECT(outcomes.at(0).status == PullStatus::BAD_SOURCE && outcomes.at(0).fault == PullFault::CHECKSUM);
   EXPECT(outcomes.at(1).status == PullStatus::DONE && target.has(1));
-  EXPECT(target.is_untouched(0, 1000));  // what came of it later went elsewhere
+}
+
+TEST(what_comes_of_a_bad_chunk_in_a_later_piece_goes_elsewhere) {
+  const Node source(2, 3, 200'000);
+  source.put(0);
+  source.put(1);
+  Bytes bytes = honest_stream(source, 2);
+  bytes[ONE_MARK_BYTES + 500] ^= 0x10U;
+  const Node target(2, 3, 200'000);
+  EXPECT(pull_of(target, bytes).at(0).fault == PullFault::CHECKSUM);
+  EXPECT(target.has(1) && target.is_untouched(0, 200'000));
+}
+
+TEST(many_extents_behind_one_mark_land_and_fail_by_chunks) {
+  // More than a piece, so that extents are cut by its ends: chunk 0 is right, chunk 1 goes away, chunk 2 has a bad extent.
+  const Node source(3, 9, 30'000);
+  Bytes data;
+  std::vector<uint32_t> crcs;
+  const std::vector<StreamRun> runs{{0, 0, 4}, {1, 0, 2}, {1, 0, 0}, {2, 0, 9}, {0, 4, 5}};
+  for (uint32_t slot = 0; slot < 3; ++slot) {
+    source.put(slot);
+  }
+  for (const StreamRun& run : runs) {
+    const uint8_t* const from = source.arena->data() + source.arena_offset(run.chunk) + run.first * 30'000;
+    data.insert(data.end(), from, from + run.count * 30'000);
+    for (uint32_t extent = run.first; extent < run.first + run.count; ++extent) {
+      crcs.push_back(source.crc(run.chunk, extent));
+    }
+  }
+  crcs[6 + 5] ^= 1U;  // extent 5 of chunk 2
+  Bytes bytes = mark_of(runs, crcs, 30'000);
+  bytes.insert(bytes.end(), data.begin(), data.end());
+  const Node target(3, 9, 30'000);
+  const auto outcomes = pull_of(target, bytes);
+  EXPECT(outcomes.at(0).status == PullStatus::DONE && target.has(0));
+  EXPECT(outcomes.at(1).fault == PullFault::GONE && outcomes.at(1).bytes == 2 * 30'000 && target.is_failed(1));
+  EXPECT(outcomes.at(2).fault == PullFault::CHECKSUM && outcomes.at(2).bytes == 5 * 30'000 && target.is_failed(2));
 }
 
 TEST(bytes_other_than_the_owner_promised_fail_whatever_their_marks_say) {
@@ -206,8 +244,7 @@ TEST(nothing_of_a_chunk_may_follow_its_end) {
   const Node source(2, 2, 1000);
   source.put(0);
   source.put(1);
-  Bytes bytes;
-  append(bytes, make_gone_mark(0));
+  Bytes bytes = mark_of(StreamRun{0, 0, 0}, 1000);
   const Bytes honest = honest_stream(source, 2);
   bytes.insert(bytes.end(), honest.begin(), honest.end());
   const Node target(2, 2, 1000);

@@ -1,4 +1,7 @@
-"""Somebody between two nodes who changes the bytes of extents on a plain stream, and their marks with them."""
+"""Somebody between two nodes who changes the bytes of extents on a plain stream, and their marks with them.
+
+What an owner sends behind one mark is sent on with a mark for each extent, which is a stream too.
+"""
 
 import socket
 import struct
@@ -10,9 +13,12 @@ from kvpool_native import crc32c
 
 HELLO_BYTES = 64
 MARK = struct.Struct("<IIIIQII")
-EXTENT = 1
+RUN = struct.Struct("<III")
+MAGIC = 0x4D50564B
+EXTENTS, WAITING = 1, 2
 TIMEOUT_S = 30.0
-Marks = Iterator[tuple[bytes, bytes]]
+# Chunk and number of an extent with its bytes, or a chunk's end (0, no bytes); None: the owner waits.
+Extents = Iterator[tuple[int, int, bytes] | None]
 
 
 class StreamRelay:
@@ -41,20 +47,20 @@ class StreamRelay:
         with suppress(OSError), puller, socket.create_connection(self._owner, TIMEOUT_S) as owner:
             puller.settimeout(TIMEOUT_S)
             owner.sendall(puller.recv(HELLO_BYTES, socket.MSG_WAITALL))
-            for packed, extent in self._passed(_marks(owner)):
-                puller.sendall(packed + extent)
+            for extent in self._passed(_extents(owner)):
+                puller.sendall(_mark(WAITING) if extent is None else _packed(*extent))
 
-    def _passed(self, marks: Marks) -> Marks:
-        """What the puller gets of a connection's marks, each with its extent."""
-        for packed, data in marks:
-            magic, kind, chunk, extent, size, crc, _ = MARK.unpack(packed)
+    def _passed(self, extents: Extents) -> Extents:
+        """What the puller gets of a connection's extents."""
+        for extent in extents:
+            if extent is None or not extent[2]:
+                yield extent
+                continue
+            chunk, number, data = extent
             changed = bytearray(data)
-            if kind == EXTENT:
-                changed[0] ^= 1
-                crc = crc32c(bytes(changed))
-                self.forged += 1
-            head = MARK.pack(magic, kind, chunk, extent, size, crc, 0)[:-4]
-            yield head + struct.pack("<I", crc32c(head)), bytes(changed)
+            changed[0] ^= 1
+            self.forged += 1
+            yield chunk, number, bytes(changed)
 
 
 class CuttingRelay(StreamRelay):
@@ -64,13 +70,34 @@ class CuttingRelay(StreamRelay):
         self._extents = list(extents)
         super().__init__(stream)
 
-    def _passed(self, marks: Marks) -> Marks:
+    def _passed(self, extents: Extents) -> Extents:
         left = self._extents.pop(0) if self._extents else -1
-        while left and (mark := next(marks, None)) is not None:
-            yield mark
-            left -= MARK.unpack(mark[0])[1] == EXTENT
+        for extent in extents if left else ():
+            yield extent
+            left -= extent is not None and bool(extent[2])
+            if not left:
+                return
 
 
-def _marks(owner: socket.socket) -> Marks:
+def _extents(owner: socket.socket) -> Extents:
     while len(packed := owner.recv(MARK.size, socket.MSG_WAITALL)) == MARK.size:
-        yield packed, owner.recv(MARK.unpack(packed)[4], socket.MSG_WAITALL)
+        _, kind, runs, extents, size, _, _ = MARK.unpack(packed)
+        if kind == WAITING:
+            yield None
+            continue
+        table = owner.recv(runs * RUN.size + 4 * extents, socket.MSG_WAITALL)
+        for chunk, first, count in RUN.iter_unpack(table[: runs * RUN.size]):
+            if not count:
+                yield chunk, 0, b""
+            for number in range(first, first + count):
+                yield chunk, number, owner.recv(size // extents, socket.MSG_WAITALL)
+
+
+def _packed(chunk: int, number: int, data: bytes) -> bytes:
+    table = RUN.pack(chunk, number, bool(data)) + (struct.pack("<I", crc32c(data)) if data else b"")
+    return _mark(EXTENTS, 1, bool(data), len(data), crc32c(table)) + table + data
+
+
+def _mark(kind: int, *numbers: int) -> bytes:
+    head = MARK.pack(MAGIC, kind, *(numbers or (0, 0, 0, 0)), 0)[:-4]
+    return head + struct.pack("<I", crc32c(head))

@@ -32,7 +32,6 @@ def test_a_whole_column_is_not_copied() -> None:
     column = KeyColumn.of(keys_of(3))
     assert column[:].packed is column.packed
     assert column.of_rank(0, 1).packed is column.packed
-    assert column.rows.base is not None
 
 
 @given(st.integers(0, 6))
@@ -45,13 +44,12 @@ def test_each_key_follows_the_one_before(count: int) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=8))
-def test_keys_are_chosen_by_indexes_or_by_a_mask(mask: list[bool]) -> None:
+def test_keys_are_chosen_by_indexes(mask: list[bool]) -> None:
     keys = keys_of(len(mask))
     column, places = KeyColumn.of(keys), [at for at, is_chosen in enumerate(mask) if is_chosen]
     wanted = [keys[at] for at in places]
     assert list(column.chosen(places)) == wanted
-    assert list(column.chosen(np.array(mask, bool))) == wanted
-    assert list(column.chosen(np.flatnonzero(mask))) == wanted
+    assert list(column.chosen(np.flatnonzero(mask).tolist())) == wanted
 
 
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 6), st.integers(0, 6))

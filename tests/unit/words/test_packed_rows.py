@@ -9,6 +9,7 @@ import pytest
 import kvpool_native
 from kvpool import packed_rows
 from kvpool.journal.event_log import Change
+from kvpool.row_structs import UNUSED, struct_of
 from kvpool.tiers.base import Moves
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -27,7 +28,7 @@ def test_a_type_has_the_sizes_and_offsets_of_the_struct(name: str) -> None:
     assert row.itemsize == layout.bytes == struct.calcsize(ROWS[name])
     assert list(row.names) == layout.names
     assert [row.fields[field][1] for field in row.names] == layout.offsets
-    whole, at = packed_rows.struct_of(row, row.names[0], row.names[-1])
+    whole, at = struct_of(layout, row.names[0], row.names[-1])
     assert (whole.format, at) == (ROWS[name], 0)
     ends = [row.fields[field][1] + row.fields[field][0].itemsize for field in row.names]
     assert layout.offsets == [0, *ends[:-1]], "a hole: its bytes would be whatever was there"
@@ -42,7 +43,7 @@ def test_every_row_that_the_native_module_declares_has_a_type() -> None:
 
 
 def test_a_part_of_a_row_begins_where_its_first_field_does() -> None:
-    kept, at = packed_rows.struct_of(packed_rows.CATALOGUE_ROW, "priority", "duration_s")
+    kept, at = struct_of(kvpool_native.CATALOGUE_ROW, "priority", "duration_s")
     row = (GOLDEN / "catalogue_row.bin").read_bytes()
     assert kept.unpack_from(row, at) == (80, 3600)
 
@@ -68,4 +69,4 @@ def test_moves_are_packed_as_native_code_reads_them() -> None:
 
 
 def test_a_change_is_named_field_by_field() -> None:
-    assert (*Change._fields, packed_rows.UNUSED) == packed_rows.CHANGE_ROW.names
+    assert (*Change._fields, UNUSED) == packed_rows.CHANGE_ROW.names

@@ -17,16 +17,17 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.ids import KEY_BYTES, SizeClassId
 from kvpool.index.namespaces import Namespace
-from kvpool.packed_rows import CATALOGUE_ROW, RESTORE_ROW, struct_of
+from kvpool.packed_rows import CATALOGUE_ROW, RESTORE_ROW
+from kvpool.row_structs import struct_of
 from kvpool.states import DEFAULT_PRIORITY
 
-_CHECKED, _ = struct_of(CATALOGUE_ROW, "key", "duration_s")
-_KEY, _ = struct_of(CATALOGUE_ROW, "key", "key")
+_CHECKED, _ = struct_of(kvpool_native.CATALOGUE_ROW, "key", "duration_s")
+_KEY, _ = struct_of(kvpool_native.CATALOGUE_ROW, "key", "key")
 KEY = slice(0, _KEY.size)  # of a row
-_CRC, _ = struct_of(CATALOGUE_ROW, "crc", "pad")
-_RECENCY, _RECENCY_AT = struct_of(CATALOGUE_ROW, "recency", "recency")
-_GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation")
-_KEPT, _KEPT_AT = struct_of(CATALOGUE_ROW, "priority", "duration_s")
+_CRC, _ = struct_of(kvpool_native.CATALOGUE_ROW, "crc", "pad")
+_RECENCY, _RECENCY_AT = struct_of(kvpool_native.CATALOGUE_ROW, "recency", "recency")
+_GENERATION, _GENERATION_AT = struct_of(kvpool_native.CATALOGUE_ROW, "generation", "generation")
+_KEPT, _KEPT_AT = struct_of(kvpool_native.CATALOGUE_ROW, "priority", "duration_s")
 ROW_BYTES = CATALOGUE_ROW.itemsize
 _NONE = (1 << 32) - 1
 MS_PER_S = 1000

@@ -105,7 +105,8 @@ async def test_versions_domains_and_names_are_refused_in_words() -> None:
         raw = nodes.raw(nodes.serve(Owner()))
         newer = identity_of("raw").hello(oldest=7, newest=9)
         assert await raw.ask(newer, 1) == r.Refused(
-            "version", f"peer speaks versions 7 to 9, this node 1 to {r.NEWEST_VERSION}: update this node"
+            "version",
+            f"peer speaks versions 7 to 9, this node {r.OLDEST_VERSION} to {r.NEWEST_VERSION}: update this node",
         )
         assert (await raw.ask(identity_of("raw", domain=b"y" * 32).hello(), 2)).code == "domain"
         assert (await raw.ask(identity_of("owner").hello(), 3)).code == "self"

@@ -18,6 +18,8 @@ SEGMENT_BYTES = 64 << 20
 # The one before may not have ended yet when all of its chunks have.
 JOBS_MAX = 4
 LONG_S = 60.0
+# As a daemon has it by default.
+STALL_S = 2.0
 WORD = 8
 
 
@@ -96,6 +98,6 @@ class Node:
             strangers_max=16,
             connections_max=16,
             hello_timeout_s=LONG_S,
-            stall_s=LONG_S,
+            stall_s=STALL_S,
             encrypted=is_encrypted,
         )

@@ -28,7 +28,7 @@ import kvpool_native
 from kvpool.errors import KVPoolError
 from kvpool_tools.bench.measure import median, spread, timed_s, timed_with_cpu_s
 from kvpool_tools.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
-from kvpool_tools.bench.peer.node import EXTENTS, HOST, JOBS_MAX, LONG_S, THREADS, Node
+from kvpool_tools.bench.peer.node import EXTENTS, HOST, JOBS_MAX, LONG_S, STALL_S, THREADS, Node
 from kvpool_tools.bench.peer.plain_socket import send_plain
 
 SIZES = {"64 KiB": 64 << 10, "0.5 MiB": 512 << 10, "2 MiB": 2 << 20, "8 MiB": 8 << 20, "32 MiB": 32 << 20}
@@ -142,7 +142,7 @@ class _Setting:
             extents=EXTENTS,
             extent_bytes=extent_bytes,
             connections=self.streams,
-            stall_s=LONG_S,
+            stall_s=STALL_S,
             timeout_s=LONG_S,
             checks=checks,
             encrypted=way == ENCRYPTED,

@@ -19,7 +19,7 @@ import numpy as np
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.ids import EPOCH_BYTES
-from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
+from kvpool.key_column import KEY_BYTES, packed_bytes
 from kvpool.packed_rows import RESTORE_ROW
 from kvpool.states import DEFAULT_PRIORITY
 
@@ -101,7 +101,7 @@ def _restore(files: kvpool_native.Directory, tier: Tier, random: np.random.Gener
     slots = FILE_BYTES // tier.slot_bytes
     for first in range(0, tier.chunks, BATCH):
         numbers = np.arange(first, min(tier.chunks, first + BATCH), dtype=np.uint64)
-        keys = KeyColumn(random.bytes(packed_bytes(len(numbers)))).rows
+        keys = np.frombuffer(random.bytes(packed_bytes(len(numbers))), RESTORE_ROW["key"])
         rows = np.zeros(len(numbers), RESTORE_ROW)
         rows["key"] = keys
         rows["parent"][1:] = keys[:-1]

@@ -18,7 +18,7 @@ import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.config.config import OPTIONS
 from kvpool.errors import KVPoolError
-from kvpool.key_column import KeyColumn, packed_bytes
+from kvpool.key_column import packed_bytes
 from kvpool.packed_rows import MOVE_ROW
 from kvpool.states import SaveState
 from kvpool_tools.bench.disk import Bytes, RawFile
@@ -195,7 +195,7 @@ class QueueRig:
 def _moves(seed: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     """Rows of chunks at places in the files."""
     moves = np.zeros(len(places), MOVE_ROW)
-    moves["key"] = KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(len(places)))).rows
+    moves["key"] = np.frombuffer(np.random.default_rng(seed).bytes(packed_bytes(len(places))), MOVE_ROW["key"])
     moves["offset"] = places
     moves["generation"] = np.arange(len(places), dtype=np.uint64) + 1
     return moves

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -85,7 +86,7 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
         wanted = tiers if tier is None else {tier: tiers[tier]}
         chunks = sum(counts["chunks"] for counts in wanted.values())
         with _progress(options, "verify", min(sample, chunks)) as advance:
-            drawn = verify_walk.drawn(wanted, chosen)
+            drawn = verify_walk.drawn(wanted, np.random.default_rng(chosen).integers)
             found = ask(lambda: verify_walk.read_all(connection.verify_bytes, drawn, sample, advance))
     problems = verify_walk.problems_of(found)
     if options.is_json:
