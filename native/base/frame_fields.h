@@ -23,9 +23,9 @@ inline constexpr uint8_t UINT_8 = 0xcc, UINT_64 = 0xcf;
 inline constexpr uint8_t FIXED_INT_MAX = 0x7f;
 
 // Reads values one after the other; nothing where the next one has another form, or is cut off.
-class FrameFields {
+class FieldReader {
  public:
-  explicit FrameFields(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  explicit FieldReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
 
   [[nodiscard]] std::optional<uint64_t> number() {
     const auto form = take(1);
@@ -88,9 +88,9 @@ class FrameFields {
 };
 
 // Writes values one after the other, each in its shortest form, as the decoder of every client reads them.
-class FrameWriter {
+class FieldWriter {
  public:
-  explicit FrameWriter(std::vector<uint8_t>& out) : out_(out) {}
+  explicit FieldWriter(std::vector<uint8_t>& out) : out_(out) {}
 
   void array(size_t values) { out_.push_back(static_cast<uint8_t>(FIXED_ARRAY | values)); }
   void number(uint64_t value) {
@@ -125,7 +125,7 @@ class FrameWriter {
 };
 
 template <typename Word>
-void write_column(FrameWriter& writer, const std::vector<Word>& words) {
+void write_column(FieldWriter& writer, const std::vector<Word>& words) {
   uint8_t* const to = writer.bytes(words.size() * sizeof(Word));
   if (!words.empty()) {
     std::memcpy(to, words.data(), words.size() * sizeof(Word));

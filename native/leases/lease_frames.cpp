@@ -36,7 +36,7 @@ LeaseFrames::Served LeaseFrames::serve(const Reader& reader, const SaveWriter* w
 // The kind of a frame that was served; nothing where it is not for here.
 std::optional<uint32_t> LeaseFrames::serve_frame(const Reader& reader, const SaveWriter* writer, std::span<const uint8_t> body,
                                                  uint64_t now_ns, Served& served) {
-  FrameFields fields(body);
+  FieldReader fields(body);
   const size_t values = fields.array_size();
   const auto kind = fields.number();
   const auto sequence = fields.number();
@@ -59,7 +59,7 @@ std::optional<uint32_t> LeaseFrames::serve_frame(const Reader& reader, const Sav
 
 bool LeaseFrames::serve_acquire(const Reader& reader, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
                                 Served& served) {
-  FrameFields fields(packed);
+  FieldReader fields(packed);
   const auto keys = fields.bytes();
   const auto chunks = fields.number();
   if (!keys || !chunks || !fields.is_empty_text() || !fields.is_end()) {
@@ -75,7 +75,7 @@ bool LeaseFrames::serve_acquire(const Reader& reader, std::span<const uint8_t> p
 
 void LeaseFrames::answer_lease(const Reader& reader, const Lease& lease, uint64_t sequence, std::vector<uint8_t>& answers) {
   const size_t begin = begin_frame(answers);
-  FrameWriter writer(answers);
+  FieldWriter writer(answers);
   writer.array(8);
   writer.number(kinds_.leased);
   writer.number(sequence);
@@ -91,7 +91,7 @@ void LeaseFrames::answer_lease(const Reader& reader, const Lease& lease, uint64_
 
 // A column of lease numbers, and nothing behind it.
 std::optional<std::vector<uint64_t>> LeaseFrames::numbers_in(std::span<const uint8_t> packed) const {
-  FrameFields fields(packed);
+  FieldReader fields(packed);
   const auto column = fields.bytes();
   if (!column || !fields.is_end() || column->size() % sizeof(uint64_t) != 0 || column->size() / sizeof(uint64_t) > bounds_.numbers_max) {
     return std::nullopt;
@@ -121,7 +121,7 @@ bool LeaseFrames::serve_renew(const Reader& reader, std::span<const uint8_t> pac
     desk_.leases().renew(number, reader.connection, now_ns);
   }
   const size_t begin = begin_frame(served.answers);
-  FrameWriter writer(served.answers);
+  FieldWriter writer(served.answers);
   writer.array(2);
   writer.number(kinds_.done);
   writer.number(sequence);

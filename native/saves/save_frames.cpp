@@ -17,7 +17,7 @@ bool SaveFrames::serve(const SaveWriter& writer, uint32_t kind, size_t values, s
 
 bool SaveFrames::serve_reserve(const SaveWriter& writer, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
                                std::vector<uint8_t>& answers, std::vector<SaveNote>& notes) {
-  FrameFields fields(packed);
+  FieldReader fields(packed);
   const auto runs = fields.bytes();
   const auto keys = fields.bytes();
   const auto priorities = fields.bytes();
@@ -30,7 +30,7 @@ bool SaveFrames::serve_reserve(const SaveWriter& writer, std::span<const uint8_t
     return false;
   }
   const size_t begin = begin_frame(answers);
-  FrameWriter to(answers);
+  FieldWriter to(answers);
   to.array(7);
   to.number(kinds_.reserved);
   to.number(sequence);
@@ -54,7 +54,7 @@ bool SaveFrames::serve_reserve(const SaveWriter& writer, std::span<const uint8_t
 
 bool SaveFrames::serve_commit(const SaveWriter& writer, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns,
                               std::vector<uint8_t>& answers, std::vector<SaveNote>& notes) {
-  FrameFields fields(packed);
+  FieldReader fields(packed);
   const auto save = fields.number();
   const auto checksums = fields.bytes();
   const auto tokens = fields.bytes();
@@ -67,7 +67,7 @@ bool SaveFrames::serve_commit(const SaveWriter& writer, std::span<const uint8_t>
     return false;
   }
   const size_t begin = begin_frame(answers);
-  FrameWriter to(answers);
+  FieldWriter to(answers);
   to.array(3);
   to.number(kinds_.committed);
   to.number(sequence);
