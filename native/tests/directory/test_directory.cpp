@@ -263,6 +263,59 @@ TEST(chunks_without_a_parent_are_held_together_or_not_at_all) {
   EXPECT(pool.directory.stats().held == 0 && pool.is_sound());
 }
 
+TEST(chunks_without_a_parent_are_evicted_from_the_first_one_of_their_hold_on) {
+  for (const bool is_in_parts : {false, true}) {
+    Pool pool(6 * CHUNK);
+    for (uint64_t alone = 11; alone < 17; ++alone) {
+      EXPECT(pool.store({alone}) == 1);
+    }
+    const auto keys = pack(range(11, 6));
+    const Hold held = pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, 6, false}}, {}, ++pool.now).front();
+    while (is_in_parts && pool.directory.release_part(held.id, 2, ++pool.now) == 2) {
+      EXPECT(pool.is_sound());
+    }
+    EXPECT(pool.directory.release(held.id, ++pool.now) == !is_in_parts);
+    for (uint64_t gone = 11; gone < 17; ++gone) {
+      EXPECT(pool.lookup({gone}) == 1 && pool.store({gone + 100}) == 1);
+      EXPECT(pool.lookup({gone}) == 0);
+    }
+    EXPECT(pool.is_sound());
+  }
+}
+
+TEST(each_chunk_without_a_parent_is_used_with_the_hold_that_it_is_in) {
+  const auto run = [](bool is_one_hold) {
+    Pool pool(40 * CHUNK, 1000, true, 64 << 20, PolicyKind::CLASS_QUEUES);
+    for (uint64_t alone = 11; alone < 19; ++alone) {
+      EXPECT(pool.store({alone}) == 1);
+    }
+    const auto keys = pack(range(11, 8));
+    for (int use = 0; use < 20; ++use) {
+      std::vector<HoldId> holds;
+      if (is_one_hold) {
+        holds.push_back(pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, 8, false}}, {}, ++pool.now).front().id);
+      }
+      for (uint64_t alone = 11; !is_one_hold && alone < 19; ++alone) {
+        holds.push_back(pool.acquire({alone}).id);
+      }
+      for (const HoldId hold : holds) {
+        EXPECT(pool.directory.release(hold, pool.now += 1'000'000'000));
+      }
+    }
+    EXPECT(pool.is_sound());
+    std::vector<bool> uses;
+    for (uint64_t alone = 11; alone < 19; ++alone) {
+      const auto place = pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, 8, false}}, {}, pool.now);
+      const RecordId id = pool.directory.holds().record_of(place.front().id, static_cast<size_t>(alone - 11)).value();
+      EXPECT(pool.directory.release(place.front().id, pool.now));
+      uses.push_back(pool.directory.record(id).is_used);
+    }
+    return uses;
+  };
+  EXPECT(run(true) == run(false));
+  EXPECT(run(true) == std::vector<bool>(8, false));  // each use was learned from
+}
+
 TEST(holds_on_chunks_without_a_parent_become_one) {
   Pool pool(20 * CHUNK);
   const HolderId one(5);

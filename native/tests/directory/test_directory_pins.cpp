@@ -346,6 +346,27 @@ TEST(victims_while_chunks_are_written_and_checked_are_the_models) {
   }
 }
 
+TEST(each_held_chunk_without_a_parent_is_found_for_a_copy_once) {
+  Tiers tiers(16, 16);
+  Pool& memory = tiers.memory;
+  std::vector<uint64_t> ids = range(11, 5);
+  for (const uint64_t id : ids) {
+    EXPECT(memory.store({id}) == 1);
+  }
+  const auto keys = pack(ids);
+  const HoldId hold = memory.directory.hold_hit(std::vector{HitRun{memory.owner, keys, 5, false}}, {}, ++memory.now).front().id;
+  EXPECT(memory.directory.unsaved_holders() == std::vector<HoldId>({hold}));
+  EXPECT(tiers.demote(memory.directory.pin_unsaved_hold(hold, 2)) == 1);
+  std::vector<size_t> found;
+  for (auto at = memory.directory.last_unsaved(hold); at; at = memory.directory.last_unsaved(hold, *at)) {
+    found.push_back(*at);
+    EXPECT(tiers.demote(memory.directory.pin_unsaved_hold(hold, *at)) == 1);
+  }
+  EXPECT(found == std::vector<size_t>({4, 3, 1, 0}));
+  EXPECT(memory.directory.unsaved_holders().empty() && memory.directory.count_unsaved() == 0);
+  EXPECT(memory.directory.release(hold, ++memory.now) && tiers.is_sound());
+}
+
 TEST(what_is_held_by_readers_and_writers_is_found_for_a_copy_until_it_has_one) {
   Tiers tiers(16, 16);
   Pool& memory = tiers.memory;

@@ -150,6 +150,21 @@ TEST(chunks_without_a_parent_that_two_runs_share_count_rightly) {
   EXPECT(pool.is_sound());
 }
 
+TEST(runs_without_parents_that_are_leased_many_times_are_recounted_now_and_then) {
+  Shared pool;
+  const uint64_t window = CHUNKS / 2;
+  for (uint64_t alone = 0; alone < window; ++alone) {
+    EXPECT(pool.store({1000 + alone}) == 1);
+  }
+  const auto keys = pack(range(1000, window));
+  constexpr uint64_t LEASES = 400;
+  for (uint64_t number = 0; number < LEASES; ++number) {
+    EXPECT(pool.directory.hold_hit(std::vector{HitRun{pool.owner, keys, window, false}}, ONE, ++pool.now).size() == 1);
+  }
+  EXPECT(pool.directory.shares().accounts().counts(ONE) < LEASES / 8);  // each looks at the rows of all leases
+  EXPECT(pool.is_sound());
+}
+
 TEST(a_lease_beyond_the_share_is_shortened) {
   Shared pool;
   EXPECT(pool.store(range(0, CHUNKS)) == CHUNKS);

@@ -197,6 +197,26 @@ TEST(a_use_in_memory_is_a_use_of_the_copy) {
   EXPECT(pool.is_sound());
 }
 
+TEST(a_use_of_chunks_without_a_parent_is_one_of_each_copy_that_there_is) {
+  DevicePool pool(16, 4);
+  for (const uint64_t alone : {1U, 2U, 3U, 11U, 12U, 21U, 22U}) {
+    EXPECT(pool.memory.store({alone}) == 1);
+  }
+  for (const uint64_t alone : {2U, 3U, 11U, 12U}) {  // the first one of those that are used has no copy
+    EXPECT(pool.copy({alone}) == 1);
+  }
+  Directory& memory = pool.memory.directory;
+  const auto keys = pack({1, 2, 3});
+  const Hold held = memory.hold_hit(std::vector{HitRun{pool.memory.owner, keys, 3, false}}, {}, ++pool.memory.now).front();
+  EXPECT(memory.release(held.id, ++pool.memory.now));
+  EXPECT(pool.copy({21}) == 1 && pool.copy({22}) == 1);
+  for (const uint64_t alone : {2U, 3U, 21U, 22U}) {
+    EXPECT(pool.levels({alone}) == std::vector<uint8_t>({0}));
+  }
+  EXPECT(pool.levels({11}) == std::vector<uint8_t>({1}) && pool.levels({12}) == std::vector<uint8_t>({1}));
+  EXPECT(pool.is_sound());
+}
+
 TEST(a_part_of_a_hold_that_ends_is_a_use_of_its_copies) {
   DevicePool pool(16, 8);
   EXPECT(pool.memory.store(range(1, 6)) == 6);

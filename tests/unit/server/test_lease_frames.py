@@ -1,8 +1,10 @@
 """Frames about leases: what one native call answers is what the verbs answer, frame by frame, and everything else is theirs."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,6 +14,7 @@ import pytest
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
+from kvpool.errors import ProtocolError
 from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.leases import ENDED_AT_ONCE
 from kvpool.index.sessions import EngineSession
@@ -21,6 +24,7 @@ from kvpool.pool.readers.runs import counts_of
 from kvpool.protocol import columns, frames
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.records import promises as pr
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.lease_frames import ANSWER_BYTES_MAX, LeaseFrames
@@ -340,6 +344,52 @@ def test_a_release_of_many_leases_leaves_a_backlog_that_is_ended_soon() -> None:
         await setting.pool.stop()
 
     asyncio.run(run())
+
+
+def test_the_role_of_a_group_bounds_no_hit_of_the_group_alone() -> None:
+    async def run() -> None:
+        setting = Setting(LAYOUTS["windows"].of_group(0))
+        await setting.pool.start()
+        keys = keys_of(0, 2)
+        made = served(setting.pool.chains.reserve(setting.session, reserve_alone(0, keys)))
+        layout = setting.session.layout
+        zero = kvpool_native.crc32c(np.zeros(layout.extent_bytes, np.uint8)).to_bytes(4, "little")
+        served(setting.pool.chains.commit(setting.session, m.Commit(made.reservation, zero * layout.extents * 2, b"")))
+        assert setting.serve(m.encode(m.Acquire(keys, 100), 1), PLENTY_NS) is None
+        with pytest.raises(ProtocolError):
+            served(setting.pool.chains.acquire(setting.session, m.Acquire(keys, 100)))
+        assert setting.serve(m.encode(m.Acquire(keys, 2), 1), PLENTY_NS) is not None
+        await setting.pool.stop()
+
+    asyncio.run(run())
+
+
+def test_who_names_an_owner_names_all_keys() -> None:
+    def check(setting: Setting) -> None:
+        chains, leases, session = setting.pool.chains, setting.pool.leases, setting.session
+        with pytest.raises(ProtocolError):
+            served(chains.acquire(session, m.Acquire(setting.leaves, HIT, "other")))
+        with pytest.raises(ProtocolError):
+            served(leases.promise(session, pr.Promise(setting.leaves, HIT, "other", 1, 0)))
+        assert served(chains.acquire(session, m.Acquire(setting.keys, HIT, "other"))).chunks == HIT
+
+    in_pool(LAYOUTS["plain"], check)
+
+
+def test_a_pool_that_has_ended_leaves_no_memory() -> None:
+    def mappings() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("memfd:")
+
+    def check(setting: Setting) -> None:
+        assert setting.serve(m.encode(m.Acquire(setting.leaves, HIT), 1), PLENTY_NS) is not None
+        setting.pool.drop_connection(setting.session.connection)
+
+    in_pool(LAYOUTS["plain"], check)
+    before = mappings()
+    for _ in range(3):
+        in_pool(LAYOUTS["plain"], check)
+    assert mappings() <= before
 
 
 def test_a_session_of_another_connection_ends_no_lease() -> None:
