@@ -124,15 +124,17 @@ StreamFault ExtentReceiver::receive_bytes(uint8_t* target, size_t size) {
   return receive(size, true);
 }
 
-// The bytes of the runs, piece by piece, each straight to its place. Of a chunk that has ended nothing more is stored: what comes of
-// it goes into the connection's own memory.
+// The bytes of the runs, piece by piece, each straight to its place. A piece ends where another extent of the chunks begins, so that the
+// first one of all of them lands before bytes of the next are waited for. Of a chunk that has ended nothing more is stored: what comes
+// of it goes into the connection's own memory.
 StreamFault ExtentReceiver::receive_extents() {
   uint64_t at = 0;
   for (size_t run = 0; run < runs_.size() && landing_.left() > 0;) {
     pieces_.clear();
     parts_.clear();
     size_t size = 0;
-    while (run < runs_.size() && size < PIECE_BYTES) {
+    const uint32_t extent = runs_[run].first;
+    while (run < runs_.size() && size < PIECE_BYTES && runs_[run].first == extent) {
       const uint32_t chunk = runs_[run].chunk;
       const bool is_thrown_away = landing_.has_ended(chunk);
       const uint64_t run_bytes = runs_[run].count * plan_.extent_bytes;

@@ -82,10 +82,10 @@ class Steps:
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     seen, call, notify = Frames(), BlockingConnection.call, BlockingConnection.notify
 
-    def counted(self: BlockingConnection, request: object, answer: type[Any], timeout_s: float | None = None) -> Any:
+    def counted(self: BlockingConnection, request: object, *others: Any) -> Any:
         if not isinstance(request, m.Renew):  # sent by the clock, not by a batch
             seen.calls.append(type(request))
-        return call(self, request, answer, timeout_s)
+        return call(self, request, *others)
 
     def noted(self: BlockingConnection, frame: bytes) -> bool:
         seen.notes += 1

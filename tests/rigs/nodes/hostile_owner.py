@@ -27,13 +27,21 @@ from tests.rigs.payload import chunk_bytes_of
 
 _MARK = struct.Struct("<4sIIIQI")
 _HELLO = struct.Struct("<8sII32s16s")
-EXTENT, GONE, WAITING = 1, 2, 3
+_RUN = struct.Struct("<III")
+EXTENT, WAITING, GONE = 1, 2, 3
 
 
 def mark(kind: int, chunk: int = 0, extent: int = 0, size: int = 0, crc: int = 0) -> bytes:
-    """A mark with a right checksum of its own, whatever its numbers are."""
-    fields = _MARK.pack(b"KVPM", kind, chunk, extent, size, crc)
-    return fields + kvpool_native.crc32c(fields).to_bytes(4, "little")
+    """A mark of one extent, of none any more of a chunk, or of a wait, with right checksums of its own, whatever its numbers
+    are."""
+    table = b""
+    if kind == EXTENT:
+        table = _RUN.pack(chunk, extent, 1) + crc.to_bytes(4, "little")
+    elif kind == GONE:
+        table = _RUN.pack(chunk, 0, 0)
+    extents, of_table = int(kind == EXTENT), kvpool_native.crc32c(table) if table else 0
+    fields = _MARK.pack(b"KVPM", WAITING if kind == WAITING else EXTENT, bool(table), extents, size, of_table)
+    return fields + kvpool_native.crc32c(fields).to_bytes(4, "little") + table
 
 
 @dataclass(frozen=True, slots=True)
