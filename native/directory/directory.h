@@ -283,7 +283,6 @@ class Directory {
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(std::span<const RecordId> records, uint64_t now_ns) noexcept, end_reading(std::span<const RecordId> records, uint64_t now_ns) noexcept;
-  [[nodiscard]] bool is_chain(std::span<const RecordId> records) const noexcept;
   void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
   void add_holds(std::span<const RecordId> chain) noexcept, count_held(std::span<const RecordId> chain, uint64_t by) noexcept;
   void give_up_landing(RecordId id) noexcept;

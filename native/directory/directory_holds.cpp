@@ -146,18 +146,13 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
 // A reader's hold ends: as one use of a chain; of chunks without a parent as one of each, the first of them first, for who goes on needs
 // the last ones longest.
 void Directory::end_reading(std::span<const RecordId> records, uint64_t now_ns) noexcept {
-  if (is_chain(records)) {
+  if (records_.is_chain(records)) {
     end_holds(records, now_ns);
     return;
   }
   for (const RecordId& id : records) {
     end_holds({&id, 1}, now_ns);
   }
-}
-
-// Whether the chunks of a hold follow one another; otherwise none has a parent. Nothing follows a chunk that was dropped.
-bool Directory::is_chain(std::span<const RecordId> records) const noexcept {
-  return records.size() < 2 || records_[records[0]].parent.valid() || records_[records[1]].parent.valid();
 }
 
 // From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
@@ -419,7 +414,7 @@ size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
     return chunks;
   }
   const auto count = static_cast<std::ptrdiff_t>(limit);
-  const bool are_last = is_chain(*found);
+  const bool are_last = records_.is_chain(*found);
   const auto first = are_last ? found->end() - count : found->begin();
   const std::vector<RecordId> ending(first, first + count);
   found->erase(first, first + count);

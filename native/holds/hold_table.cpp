@@ -111,8 +111,7 @@ std::vector<size_t> HoldTable::count_whole(const std::vector<HoldId>& holds) con
       counts.push_back(0);
       continue;
     }
-    const bool is_chain = held->size() > 1 && records_[(*held)[1]].parent.valid();
-    const auto end = is_chain ? std::partition_point(held->begin(), held->end(), is_whole) : std::find_if_not(held->begin(), held->end(), is_whole);
+    const auto end = records_.is_chain(*held) ? std::partition_point(held->begin(), held->end(), is_whole) : std::find_if_not(held->begin(), held->end(), is_whole);
     counts.push_back(static_cast<size_t>(end - held->begin()));
   }
   return counts;

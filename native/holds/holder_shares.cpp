@@ -22,17 +22,12 @@ bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
          account.changed * CHANGED_PART >= std::max<uint64_t>(account.holds.size(), account.counted.looks);
 }
 
-// Whether the chunks of a hold follow one another; otherwise none has a parent.
-bool is_chain(const ChunkRecords& records, const std::vector<RecordId>& held) {
-  return held.size() < 2 || records[held[1]].parent.valid();
-}
-
 // How many leading chunks of a run are in one of these too. Holds are chains from the root on, and where two have a chunk in common
 // they have all that precede it; or runs of chunks without a parent.
 size_t count_common(const ChunkRecords& records, const HeldChains& chains, const std::vector<RecordId>& run) {
   size_t common = 0;
   const uint32_t root = run.empty() ? 0 : run.front().value();
-  const bool is_of_chain = is_chain(records, run);
+  const bool is_of_chain = records.is_chain(run);
   const auto is_before = [](const HeldChains::value_type& one, uint32_t first) { return one.first < first; };
   for (auto other = std::lower_bound(chains.begin(), chains.end(), root, is_before);
        !run.empty() && other != chains.end() && other->first == root; ++other) {

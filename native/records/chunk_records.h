@@ -133,6 +133,10 @@ class ChunkRecords {
 
   [[nodiscard]] ChunkRecord& operator[](RecordId id) noexcept { return records_[id.value()]; }
   [[nodiscard]] const ChunkRecord& operator[](RecordId id) const noexcept { return records_[id.value()]; }
+  // Whether these of one hold follow one another, some of them dropped or not; otherwise none has a parent.
+  [[nodiscard]] bool is_chain(std::span<const RecordId> held) const noexcept {
+    return held.size() < 2 || records_[held[1].value()].depth != 0;
+  }
   void prefetch(RecordId id) const noexcept;        // its first line
   void prefetch_whole(RecordId id) const noexcept;  // both
 
