@@ -545,7 +545,7 @@ class Pool:
     ) -> KeyChain:
         is_plain = salt is None and adapter == "" and adapter_name is None
         roots, scope = self._plain_scope if is_plain else self._scope_of(salt, adapter, adapter_name)
-        entries = as_entries("extra", extra) if extra != () else ()
+        entries = () if type(extra) is tuple and not extra else as_entries("extra", extra)
         return KeyChain(self.layout.chunk_tokens, roots, entries, scope, namespace=self._namespace)
 
     def _scope_of(self, salt: bytes | None, adapter: str, adapter_name: str | None) -> tuple[ScopedRoots, bytes]:

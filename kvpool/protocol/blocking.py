@@ -364,7 +364,8 @@ class BlockingConnection:
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
         try:
-            body = self._frames.receive(deadline.remaining_s(), _FDS_MAX)
+            # It has begun to come: a daemon that is there sends the rest at once.
+            body = self._frames.receive(min(self._timeout_s, deadline.remaining_s()), _FDS_MAX)
         except ConnectionResetError as error:
             raise ConnectionResetError("it closed the connection during the handshake") from error
         except kvpool_native.MalformedFrame as error:

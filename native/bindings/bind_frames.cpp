@@ -179,11 +179,13 @@ void carry_out(FrameSocket& socket, const Work& work) {
       const ReleasedGil released;
       status = work();
     }
-    require_done(socket, status);
-    if (status != FrameStatus::INTERRUPTED) {
+    if (status == FrameStatus::DONE) {
       return;
     }
-    if (PyErr_CheckSignals() != 0) {
+    const bool is_interrupted = status == FrameStatus::INTERRUPTED;
+    if (!is_interrupted || PyErr_CheckSignals() != 0) {
+      socket.close_descriptors();
+      require_done(socket, status);
       throw nb::python_error();
     }
   }

@@ -125,7 +125,9 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     prefetch(at + KEYS_AHEAD);
     const bool is_following = above.valid() && records_[above].state == ChunkState::WRITING &&
                               (records_[above].is_following || state.written.empty() || state.written.back() + 1 != state.records.size());
-    const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
+    // Asked where a slot is needed alone: what is there already shows by then how much of the chain the holder protects anyway.
+    const bool is_there = look.entry && look.entry->record.valid();
+    const bool may_reserve = is_there || shares_.has_share(claim, state.records, state.taken_bytes);
     if (is_following && waiting_.is_full() && !(look.entry && look.entry->record.valid())) {
       is_open = false;  // as if nothing could follow
       break;
@@ -254,6 +256,14 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   }
   record = id;
   return SaveState::RESERVED;
+}
+
+bool Directory::has_room_for(ClassId size_class, uint64_t chunks) const noexcept {
+  if (!room_.protects_unsaved() && !arena_.is_behind() && stats_.pinned_bytes == 0) {
+    return true;
+  }
+  const uint64_t unused = arena_.lent_slots(size_class) - std::min(arena_.lent_slots(size_class), arena_.used_slots(size_class));
+  return unused + queues_.count(size_class, Standing::SAVED) >= chunks;
 }
 
 // Room for a key's entry in the table, where it has no place there yet, and for its bytes.

@@ -17,6 +17,11 @@ namespace {
 constexpr std::chrono::microseconds TIMEOUT_MIN(1000);
 constexpr size_t DESCRIPTORS_MAX = 8;
 
+// As `poll` takes them.
+int milliseconds_of(std::chrono::nanoseconds time) noexcept {
+  return static_cast<int>(std::min<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(time).count(), INT32_MAX));
+}
+
 msghdr message_of(std::span<iovec> pieces) noexcept {
   msghdr message{};
   message.msg_iov = pieces.data();
@@ -67,8 +72,7 @@ FrameStatus FrameSocket::send() noexcept {
     }
     is_delayed_ = true;
     pollfd writable{fd, POLLOUT, 0};
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(time_left()).count();
-    const int ready = ::poll(&writable, 1, static_cast<int>(std::min<int64_t>(left, INT32_MAX)));
+    const int ready = ::poll(&writable, 1, milliseconds_of(time_left()));
     if (ready < 0) {
       return failed();
     }
@@ -100,6 +104,15 @@ FrameStatus FrameSocket::receive() {
       return failed();
     }
     const ssize_t received = receive_some();
+    if (received < 0 && errno == EAGAIN && time_left().count() > 0) {
+      // The kernel's time is over a little early, or the process has made the socket one that does not wait.
+      pollfd readable{fd_.load(std::memory_order_relaxed), POLLIN, 0};
+      if (::poll(&readable, 1, milliseconds_of(time_left())) < 0) {
+        return failed();
+      }
+      is_delayed_ = true;
+      continue;
+    }
     if (received < 0) {
       return errno == EAGAIN ? FrameStatus::LATE : failed();
     }
@@ -184,6 +197,7 @@ ssize_t FrameSocket::receive_some() noexcept {
 
 FrameStatus FrameSocket::failed() noexcept {
   error_ = errno;
+  is_delayed_ = true;  // what is left of the time does not begin anew
   return error_ == EINTR ? FrameStatus::INTERRUPTED : FrameStatus::FAILED;
 }
 

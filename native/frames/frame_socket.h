@@ -40,7 +40,7 @@ enum class FrameStatus {
 
 class FrameSocket {
  public:
-  // REQUIRES: a blocking stream socket, open until `forget`.
+  // REQUIRES: a stream socket, open until `forget`. One that blocks costs one call less where the answer is not there yet.
   explicit FrameSocket(int fd) : fd_(fd), buffer_(BUFFER_BYTES) {}
   ~FrameSocket() { close_descriptors(); }
   FrameSocket(const FrameSocket&) = delete;
@@ -67,6 +67,8 @@ class FrameSocket {
   }
   // Of descriptors that came with the answer; the caller closes them.
   [[nodiscard]] std::vector<int> take_descriptors() noexcept { return std::exchange(descriptors_, {}); }
+  // Those of an answer that is not taken.
+  void close_descriptors() noexcept;
 
   // The descriptor is closed, or about to be.
   void forget() noexcept { fd_.store(-1, std::memory_order_relaxed); }
@@ -88,7 +90,6 @@ class FrameSocket {
   [[nodiscard]] bool wait_at_most(std::chrono::nanoseconds timeout) noexcept;
   [[nodiscard]] ssize_t receive_some() noexcept;
   [[nodiscard]] FrameStatus failed() noexcept;
-  void close_descriptors() noexcept;
 
   std::atomic<int> fd_;
   FrameWriter writer_;
@@ -96,7 +97,7 @@ class FrameSocket {
   std::span<iovec> unsent_;  // of the writer's pieces, or `bytes_`
   size_t frame_bytes_ = 0;
   size_t sent_ = 0;
-  bool is_delayed_ = false;  // the daemon did not read the frame at once
+  bool is_delayed_ = false;  // some of the time has passed: the frame was not read at once, or a signal came
 
   // Invariant: `got_` bytes of the answer are at the beginning; `needed_` is its size with the length, 0 until that has arrived.
   std::vector<uint8_t> buffer_;
@@ -108,7 +109,7 @@ class FrameSocket {
 
   std::chrono::nanoseconds timeout_{};
   Clock::time_point deadline_;
-  std::chrono::nanoseconds kernel_timeout_{};  // that of the socket's receives; 0: none was set
+  std::chrono::nanoseconds kernel_timeout_{-1};  // that of the socket's receives; negative: none was set
   int error_ = 0;
 };
 

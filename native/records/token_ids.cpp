@@ -34,7 +34,7 @@ void TokenIds::forget(RecordId id) noexcept {
   Stored freed = std::exchange(by_record_[id.value()], {});
   const uint64_t bytes = freed.count * sizeof(int32_t);
   bytes_ -= bytes;
-  if (spare_bytes_ + bytes < SPARE_BYTES_MAX) {
+  if (spare_bytes_ + bytes < SPARE_BYTES_MAX && spare_.size() < SPARES_MAX) {
     spare_bytes_ += bytes;
     spare_.push_back(std::move(freed));
   }

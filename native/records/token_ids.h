@@ -40,6 +40,9 @@ struct ScopedIds {
 class TokenIds {
  public:
   static constexpr uint64_t SPARE_BYTES_MAX = uint64_t{4} << 20;
+  static constexpr size_t SPARES_MAX = 4096;
+
+  TokenIds() { spare_.reserve(SPARES_MAX); }  // `forget` allocates nothing
 
   // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }

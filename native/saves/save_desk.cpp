@@ -39,7 +39,8 @@ std::optional<MadeSave> SaveDesk::reserve(const SaveWriter& writer, std::span<co
   }
   const WriterGroup& group = writer.groups[run.group];
   if (!group.is_chain || run.chunks == 0 || run.chunks > bounds_.chunks_max ||
-      keys.size() != (run.chunks + (is_behind ? size_t{1} : 0)) * KEY_BYTES || saves_.count_of(writer.connection) >= bounds_.saves_max) {
+      keys.size() != (run.chunks + (is_behind ? size_t{1} : 0)) * KEY_BYTES || saves_.count_of(writer.connection) >= bounds_.saves_max ||
+      !directory_.has_room_for(group.size_class, run.chunks)) {
     return std::nullopt;
   }
   const auto parent = is_behind ? std::optional(ChunkKey::from_bytes(keys.data())) : std::nullopt;

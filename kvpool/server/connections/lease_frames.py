@@ -51,9 +51,10 @@ class LeaseFrames:
             if chains.has_watchers(session):
                 return None
             own = writer if chains.may_save_at_once else None
+            is_behind = own is not None and chains.journal.is_behind
             with chains.tiering.protecting(own is not None):
                 served = serve_frames(reader, own, arrived, first, clock.now_ns(), left_ns)
-                if served is None and own is not None and chains.journal.is_behind:
+                if served is None and is_behind:
                     chains.journal.keep_up()  # what was published is recorded before a reservation evicts more
                     served = serve_frames(reader, own, arrived, first, clock.now_ns(), left_ns)
             if served is None:

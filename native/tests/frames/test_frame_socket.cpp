@@ -291,3 +291,50 @@ TEST(a_signal_interrupts_a_wait_which_then_goes_on) {
   EXPECT(status == FrameStatus::DONE);
   EXPECT(text_of(socket.body()) == "answer");
 }
+
+TEST(signals_do_not_begin_the_time_anew) {
+  const Ends ends;
+  FrameSocket socket(ends.client_fd);
+  struct sigaction handler{};
+  handler.sa_handler = [](int) {};
+  EXPECT(::sigaction(SIGUSR1, &handler, nullptr) == 0);
+  std::atomic<bool> is_over = false;
+  const pthread_t waiting = ::pthread_self();
+  std::thread others([&] {
+    while (!is_over) {
+      ::pthread_kill(waiting, SIGUSR1);
+      std::this_thread::sleep_for(2ms);
+    }
+  });
+  FrameStatus status = exchange(socket, SHORT);
+  while (status == FrameStatus::INTERRUPTED) {
+    status = socket.receive();
+  }
+  EXPECT(status == FrameStatus::LATE);
+  is_over = true;
+  others.join();
+}
+
+TEST(a_socket_that_does_not_wait_is_waited_for) {
+  const Ends ends;
+  EXPECT(::fcntl(ends.client_fd, F_SETFL, O_NONBLOCK) == 0);
+  FrameSocket socket(ends.client_fd);
+  EXPECT(exchange(socket, SHORT) == FrameStatus::LATE);
+  std::thread daemon([&] {
+    std::this_thread::sleep_for(20ms);
+    ends.answer("\x06");
+    std::this_thread::sleep_for(20ms);
+    ends.answer(std::string("\0\0\0answer", 9));
+  });
+  EXPECT(exchange(socket, LONG) == FrameStatus::DONE);
+  daemon.join();
+  EXPECT(text_of(socket.body()) == "answer");
+}
+
+TEST(a_time_that_is_over_is_no_time_without_end) {
+  const Ends ends;
+  FrameSocket socket(ends.client_fd);
+  ends.answer("\x06");
+  socket.begin(std::chrono::nanoseconds(0), 0);
+  EXPECT(socket.receive() == FrameStatus::LATE);
+}

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,6 +105,27 @@ def test_an_answer_with_another_number_of_descriptors_is_refused_and_they_are_cl
         with pytest.raises(ProtocolError, match=f"the answer came with {given} descriptors, expected 1"):
             connection.call_for_descriptor(m.AskInfo(), m.Done)
         assert os.listdir("/proc/self/fd") == before
+
+
+def test_descriptors_of_an_answer_that_never_ends_are_closed_at_once(tmp_path: Path) -> None:
+    with _connected(tmp_path) as (connection, peer):
+        before = os.listdir("/proc/self/fd")
+        socket.send_fds(peer, [m.encode(m.Done(), 1)[:2]], [peer.fileno()])
+        with pytest.raises(DaemonUnreachable, match="did not answer in time"):
+            connection.call_for_descriptor(m.AskInfo(), m.Done, 0.05)
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_sockets_of_a_process_that_has_given_all_of_them_a_time_are_waited_for(tmp_path: Path) -> None:
+    socket.setdefaulttimeout(30.0)  # makes the descriptors of new ones not block
+    try:
+        with _connected(tmp_path) as (connection, peer):
+            timer = threading.Timer(0.05, lambda: peer.sendall(m.encode(m.Done(), 1)))
+            timer.start()
+            assert connection.call(m.AskInfo(), m.Done) == m.Done()
+            timer.join()
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_a_signal_is_handled_while_a_request_waits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import load_config
-from kvpool.ids import ConnectionId
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.keys import SALT_TAG_BYTES
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
@@ -115,6 +115,36 @@ def test_an_answer_is_the_one_that_the_verb_gives(layout: Layout) -> None:
         assert usage.stored_chunks == 6
 
     in_pool(layout, check)
+
+
+def test_what_a_connection_leases_already_takes_nothing_of_the_share_of_a_longer_save() -> None:
+    def check(setting: Setting) -> None:
+        leased, asked = keys_of(0, 276), keys_of(0, 300)
+        made = setting.ask(reserve_chain(b"", leased))
+        setting.ask(m.Commit(made[0], setting.sums * 276, b""))
+        assert setting.ask(m.Acquire(leased[-KEY_BYTES:], 276))[1] == 276
+        states = setting.ask(reserve_chain(b"", asked))[1]
+        assert states == bytes([SaveState.PRESENT]) * 276 + bytes([SaveState.RESERVED]) * 24
+
+    in_pool(PLAIN, check, "dram.capacity=16MiB", "dram.connection_quota=0.3")
+
+
+def test_a_save_that_may_have_to_wait_is_left_to_the_verbs_before_anything_is_made() -> None:
+    def check(setting: Setting) -> None:
+        directory = setting.pool._directory
+        directory.protect_unsaved(True)
+        before = directory.stats()
+        fits = setting.ask(reserve_chain(b"", keys_of(0, 1)))
+        if fits is None:  # the first segment is lent to this size by the verb
+            served(setting.pool.chains.reserve(setting.session, reserve_chain(b"", keys_of(0, 1))))
+        assert setting.ask(reserve_chain(b"", keys_of(1000, 4))) is not None
+        assert setting.ask(reserve_chain(b"", keys_of(2000, 512))) is None, "more than the slots that are lent"
+        after = directory.stats()
+        assert after["aborted_chunks"] == before["aborted_chunks"]
+        assert after["policy_learned_uses"] == before["policy_learned_uses"]
+        directory.protect_unsaved(False)
+
+    in_pool(PLAIN, check, "dram.capacity=2MiB")
 
 
 def test_a_save_goes_from_the_one_path_to_the_other_and_back() -> None:
