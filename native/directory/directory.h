@@ -122,7 +122,7 @@ class Directory {
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
                                     ReserveBounds bounds = {});
-  // Whether so many new chunks of a class get slots without a wait, whatever else is said about them. May be false where they would.
+  // Whether so many new chunks of a class get slots without a wait, whatever else decides about them. May be false where they would.
   [[nodiscard]] bool has_room_for(ClassId size_class, uint64_t chunks) const noexcept;
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});

@@ -83,6 +83,7 @@ def test_namespaces_never_meet(ranks: Ranks, shared: Shared) -> None:
     pool, share = ranks.first, ranks.case.shares[0]
     assert pool.lookup(pool.keys(tokens, adapter="lora")).chunks == 0
     image = pool.lookup(pool.keys(tokens, extra=[(40, 50, b"image")]))
+    assert pool.keys(tokens, extra=np.array([], object)).columns() == pool.keys(tokens).columns()
     assert (image.chunks, image.full_chunks) == (0 if ranks.case.has_windows else 1, 1)
     for arguments in ({"model": "other"}, {"salt": b"tenant"}, {"revision": "b"}):
         with shared.connect(ranks.layout, share=share, **arguments) as other:
@@ -161,6 +162,7 @@ def test_invalid_token_ids_raise_at_the_call(shared: Shared, tokens: object) -> 
     [
         (lambda pool, _: pool.keys([1], adapter="\ud800"), r"adapter is '\\ud800', expected text"),
         (lambda pool, _: pool.keys([1], extra=7), "extra is 7, expected a sequence"),
+        (lambda pool, _: pool.keys([1], extra=np.array([(0, 4, b"x")], object)), "extra"),
         (lambda pool, _: pool.keys_from_hashes(7, 32), "block_hashes is 7, expected a sequence"),
         (lambda pool, _: pool.keys_from_hashes([], 32, adapter_name=7), "adapter_name is 7, expected text"),
         (lambda pool, _: pool.register(7, 16), "layers is 7, expected a sequence"),
