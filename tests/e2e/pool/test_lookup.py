@@ -83,7 +83,8 @@ def test_namespaces_never_meet(ranks: Ranks, shared: Shared) -> None:
     pool, share = ranks.first, ranks.case.shares[0]
     assert pool.lookup(pool.keys(tokens, adapter="lora")).chunks == 0
     image = pool.lookup(pool.keys(tokens, extra=[(40, 50, b"image")]))
-    assert pool.keys(tokens, extra=np.array([], object)).columns() == pool.keys(tokens).columns()
+    nothing: Any = np.array([], object)
+    assert pool.keys(tokens, extra=nothing).columns() == pool.keys(tokens).columns()
     assert (image.chunks, image.full_chunks) == (0 if ranks.case.has_windows else 1, 1)
     for arguments in ({"model": "other"}, {"salt": b"tenant"}, {"revision": "b"}):
         with shared.connect(ranks.layout, share=share, **arguments) as other:
