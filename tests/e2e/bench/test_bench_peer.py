@@ -29,7 +29,7 @@ def _without_engine(directory: Path) -> dict[str, str]:
 def _assert_shape(every: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
     rows, pulls = every[: -len(PULLS)], every[-len(PULLS) :]
     assert tuple(row["name"] for row in pulls) == PULLS
-    assert all(row["round_trips"] > 1 for row in pulls)
+    assert all(row["round_trips"] > 0 for row in pulls), "a ratio of two times, whatever else the machine does"
     expected = [(streams, size, way) for streams in STREAMS for size in QUICK_SIZES for way in ways]
     assert [(row["streams"], row["chunk"], row["way"]) for row in rows] == expected
     for row in rows:
