@@ -119,6 +119,13 @@ std::span<iovec> FrameWriter::finish() {
   return pieces_;
 }
 
+void FrameWriter::finish_into(std::vector<uint8_t>& frames) {
+  for (const iovec& piece : finish()) {
+    const auto* const bytes = static_cast<const uint8_t*>(piece.iov_base);
+    frames.insert(frames.end(), bytes, bytes + piece.iov_len);
+  }
+}
+
 void FrameWriter::put_raw(const void* data, size_t size) {
   const auto* const bytes = static_cast<const uint8_t*>(data);
   written_.insert(written_.end(), bytes, bytes + size);

@@ -36,6 +36,11 @@ class FrameWriter {
   void put_text(std::string_view text);
   void put_bytes(std::span<const uint8_t> bytes);  // REQUIRES: they stay where they are until the frame was sent
   void put_copied(std::span<const uint8_t> bytes);
+  // The words as they lie. As `put_bytes`.
+  template <typename Word>
+  void put_column(const std::vector<Word>& words) {
+    put_bytes({reinterpret_cast<const uint8_t*>(words.data()), words.size() * sizeof(Word)});
+  }
   void begin_list(size_t items);
   void begin_map(size_t entries);  // each a key and a value
 
@@ -44,6 +49,8 @@ class FrameWriter {
 
   // The whole frame, in pieces, until the next one begins. REQUIRES: every field was put; FRAME_BODY_BYTES_MAX at most.
   [[nodiscard]] std::span<iovec> finish();
+  // The same, put behind others.
+  void finish_into(std::vector<uint8_t>& frames);
 
  private:
   // Bytes that stand in the frame behind so many that are written here.

@@ -13,19 +13,19 @@ LeaseFrames::Served LeaseFrames::serve(const Reader& reader, const SaveWriter* w
                                        uint64_t left_ns) {
   Served served;
   const uint64_t begun_ns = clock_();
-  for (uint64_t before_ns = begun_ns; before_ns - begun_ns <= left_ns && arrived.size() - served.consumed > LENGTH_BYTES &&
+  for (uint64_t before_ns = begun_ns; before_ns - begun_ns <= left_ns && arrived.size() - served.consumed > FRAME_LENGTH_BYTES &&
                                       served.answers.size() < bounds_.answer_bytes_max;) {
     const auto left = arrived.subspan(served.consumed);
     uint32_t length = 0;
-    std::memcpy(&length, left.data(), LENGTH_BYTES);
-    if (length > bounds_.frame_bytes_max || length > left.size() - LENGTH_BYTES) {
+    std::memcpy(&length, left.data(), FRAME_LENGTH_BYTES);
+    if (length > bounds_.frame_bytes_max || length > left.size() - FRAME_LENGTH_BYTES) {
       break;
     }
-    const auto kind = serve_frame(reader, writer, left.subspan(LENGTH_BYTES, length), now_ns, served);
+    const auto kind = serve_frame(reader, writer, left.subspan(FRAME_LENGTH_BYTES, length), now_ns, served);
     if (!kind) {
       break;
     }
-    served.consumed += LENGTH_BYTES + length;
+    served.consumed += FRAME_LENGTH_BYTES + length;
     const uint64_t after_ns = clock_();
     times_.add_time(*kind, after_ns - before_ns);
     before_ns = after_ns;
@@ -74,19 +74,15 @@ bool LeaseFrames::serve_acquire(const Reader& reader, std::span<const uint8_t> p
 }
 
 void LeaseFrames::answer_lease(const Reader& reader, const Lease& lease, uint64_t sequence, std::vector<uint8_t>& answers) {
-  const size_t begin = begin_frame(answers);
-  FieldWriter writer(answers);
-  writer.array(8);
-  writer.number(kinds_.leased);
-  writer.number(sequence);
-  writer.number(lease.id);
-  writer.number(lease.chunks);
+  writer_.begin(kinds_.leased, sequence, 6);
+  writer_.put_number(lease.id);
+  writer_.put_number(lease.chunks);
   const Columns columns = desk_.columns_of(reader, lease);
-  write_column(writer, columns.offsets);
-  write_column(writer, columns.generations);
-  write_column(writer, columns.levels);
-  write_column(writer, columns.slots);
-  end_frame(answers, begin);
+  writer_.put_column(columns.offsets);
+  writer_.put_column(columns.generations);
+  writer_.put_column(columns.levels);
+  writer_.put_column(columns.slots);
+  writer_.finish_into(answers);
 }
 
 // A column of lease numbers, and nothing behind it.
@@ -120,12 +116,8 @@ bool LeaseFrames::serve_renew(const Reader& reader, std::span<const uint8_t> pac
   for (const uint64_t number : *numbers) {
     desk_.leases().renew(number, reader.connection, now_ns);
   }
-  const size_t begin = begin_frame(served.answers);
-  FieldWriter writer(served.answers);
-  writer.array(2);
-  writer.number(kinds_.done);
-  writer.number(sequence);
-  end_frame(served.answers, begin);
+  writer_.begin(kinds_.done, sequence, 0);
+  writer_.finish_into(served.answers);
   return true;
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "frames/frame_writer.h"
 #include "leases/lease_desk.h"
 #include "leases/verb_times.h"
 #include "saves/save_frames.h"
@@ -70,6 +71,7 @@ class LeaseFrames {
   const LeaseKinds kinds_;
   const Bounds bounds_;
   const Clock clock_;
+  FrameWriter writer_;
 };
 
 }  // namespace kvpool

@@ -29,17 +29,13 @@ bool SaveFrames::serve_reserve(const SaveWriter& writer, std::span<const uint8_t
   if (!made) {
     return false;
   }
-  const size_t begin = begin_frame(answers);
-  FieldWriter to(answers);
-  to.array(7);
-  to.number(kinds_.reserved);
-  to.number(sequence);
-  to.number(made->save);
-  write_column(to, made->slots.states);
-  write_column(to, made->slots.offsets);
-  write_column(to, made->slots.generations);
-  to.bytes(0);
-  end_frame(answers, begin);
+  writer_.begin(kinds_.reserved, sequence, 5);
+  writer_.put_number(made->save);
+  writer_.put_column(made->slots.states);
+  writer_.put_column(made->slots.offsets);
+  writer_.put_column(made->slots.generations);
+  writer_.put_copied({});
+  writer_.finish_into(answers);
   const bool is_declined = std::ranges::any_of(made->slots.states, [](uint8_t state) {
     return state != static_cast<uint8_t>(SaveState::RESERVED) && state != static_cast<uint8_t>(SaveState::PRESENT);
   });
@@ -66,13 +62,9 @@ bool SaveFrames::serve_commit(const SaveWriter& writer, std::span<const uint8_t>
   if (!made) {
     return false;
   }
-  const size_t begin = begin_frame(answers);
-  FieldWriter to(answers);
-  to.array(3);
-  to.number(kinds_.committed);
-  to.number(sequence);
-  write_column(to, made->states);
-  end_frame(answers, begin);
+  writer_.begin(kinds_.committed, sequence, 1);
+  writer_.put_column(made->states);
+  writer_.finish_into(answers);
   notes.push_back({true, made->group, std::move(made->states), {}});
   return true;
 }

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "frames/frame_writer.h"
 #include "saves/save_desk.h"
 
 namespace kvpool {
@@ -49,6 +50,7 @@ class SaveFrames {
 
   SaveDesk& desk_;
   const SaveKinds kinds_;
+  FrameWriter writer_;
 };
 
 }  // namespace kvpool

@@ -147,6 +147,21 @@ def test_an_answer_is_the_one_that_the_verb_gives(layout: Layout) -> None:
     in_pool(layout, check)
 
 
+def test_long_columns_are_those_that_the_verb_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "HIT", 2100)  # offsets of 16,800 bytes, which are not copied into the frame first
+
+    def check(setting: Setting) -> None:
+        request = m.Acquire(setting.leaves, HIT)
+        by_verb = served(setting.pool.chains.acquire(setting.session, request))
+        assert by_verb.chunks == HIT
+        sent = m.encode(request, 1) + m.encode(m.Renew(b""), 2)
+        second = replace(by_verb, lease=by_verb.lease + 1)
+        assert setting.serve(sent, PLENTY_NS) == (len(sent), m.encode(second, 1) + m.encode(m.Done(), 2))
+        setting.pool.drop_connection(setting.session.connection)
+
+    in_pool(LAYOUTS["plain"], check)
+
+
 def test_whatever_length_a_number_has_it_is_written_as_every_decoder_reads_it() -> None:
     def check(setting: Setting) -> None:
         for sequence in (0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1):
