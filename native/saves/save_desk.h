@@ -1,8 +1,8 @@
 // Save desk: plain saves, each of their requests served in one call: slots for the chunks of one chain, and the publication of the next ones.
 //
 // What it is: the path of an ordinary reserve and commit. What it is not: who waits for room, joins what several connections write, or
-// copies from staging, which is done part by part; where a request is of that kind, or cannot be decided now as a whole, the desk
-// changes nothing but who was evicted, and says so.
+// copies from staging, which is done part by part; where a request is of that kind, or may have to wait, the desk changes nothing, and
+// says so. Only where room runs out that it had seen, it gives back what it took.
 //
 // Threads: the control thread only. O(1) for a chunk.
 #pragma once

@@ -1,8 +1,8 @@
 """Runs: the chunks of each group that a hit needs, as a request names them.
 
-A run of a full group is one chain, which one hold covers on each rank; its last keys alone may name it. Each chunk of a window
-or a state has no parent: it is a chain of its own, and a hold of its own. A layout without groups has one run, of all chunks.
-Pure; any thread.
+A run of a full group is one chain; its last keys alone may name it. Each chunk of a window or a state has no parent: it is a
+chain of its own. A lease has one hold on each run on each rank; while it is taken part by part, on each chain. A layout without
+groups has one run, of all chunks. Pure; any thread.
 """
 
 from kvpool.errors import ProtocolError

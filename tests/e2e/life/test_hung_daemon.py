@@ -177,7 +177,7 @@ def test_a_thread_whose_turn_never_comes_has_a_miss_and_the_others_go_on(daemon:
             assert chunks_leased(pool, hit) == 0
             assert pool.retain(keys, [kv.TokenRange(0)]).absent == CHAIN
             assert time.monotonic() - begun_s < 2 * LATEST_S
-            session._under_way = ""
+            session._under_way = None
         assert pool.connected
         assert chunks_leased(pool, hit) == CHAIN
         assert (pool.epoch, pool.stats()["reconnects"]) == (epoch, 0)
