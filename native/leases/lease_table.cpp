@@ -15,11 +15,11 @@ const Lease& LeaseTable::grant(Lease lease, uint64_t now_ns) {
   owner.chunks += lease.held();
   const auto [entry, is_new] = leases_.emplace(lease.id, std::move(lease));
   KVPOOL_CHECK(is_new);
-  use(entry->second, now_ns);
+  set_deadline(entry->second, now_ns);
   return entry->second;
 }
 
-void LeaseTable::use(Lease& lease, uint64_t now_ns) {
+void LeaseTable::set_deadline(Lease& lease, uint64_t now_ns) {
   const uint64_t deadline_ns = now_ns + std::max(ttl_ns_, lease.least_ttl_ns);
   order_.insert({deadline_ns, lease.id});
   lease.deadline_ns = deadline_ns;
@@ -36,16 +36,16 @@ bool LeaseTable::renew(uint64_t id, uint32_t owner, uint64_t now_ns) {
     return false;
   }
   order_.erase({found->second.deadline_ns, id});
-  use(found->second, now_ns);
+  set_deadline(found->second, now_ns);
   return true;
 }
 
 std::vector<HoldId> LeaseTable::end_lease(uint64_t id, uint32_t owner) {
   const auto found = leases_.find(id);
-  return found != leases_.end() && found->second.owner == owner ? end(found) : std::vector<HoldId>();
+  return found != leases_.end() && found->second.owner == owner ? end_found(found) : std::vector<HoldId>();
 }
 
-std::vector<HoldId> LeaseTable::end(Leases::iterator lease) {
+std::vector<HoldId> LeaseTable::end_found(Leases::iterator lease) {
   const auto owner = owners_.find(lease->second.owner);
   KVPOOL_CHECK(owner != owners_.end() && owner->second.chunks >= lease->second.held());
   owner->second.chunks -= lease->second.held();
@@ -70,7 +70,7 @@ std::vector<HoldId> LeaseTable::expire(uint64_t now_ns, int64_t& left, uint64_t 
   const auto end_one = [&](uint64_t id) {
     const auto lease = leases_.find(id);
     left -= static_cast<int64_t>(lease->second.held() + lease_cost);
-    const std::vector<HoldId> ended = end(lease);
+    const std::vector<HoldId> ended = end_found(lease);
     holds.insert(holds.end(), ended.begin(), ended.end());
   };
   while (left > 0 && !leaving_.empty()) {

@@ -81,8 +81,8 @@ class LeaseTable {
   };
   using Leases = std::unordered_map<uint64_t, Lease>;
 
-  void use(Lease& lease, uint64_t now_ns);
-  [[nodiscard]] std::vector<HoldId> end(Leases::iterator lease);
+  void set_deadline(Lease& lease, uint64_t now_ns);
+  [[nodiscard]] std::vector<HoldId> end_found(Leases::iterator lease);
 
   uint64_t ttl_ns_;
   uint64_t last_id_ = 0;
