@@ -106,8 +106,8 @@ demo: $(NATIVE_BUILD)/.current
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-# Where tests/tree is left out: `make check` runs it.
-SUITE = --ignore=tests/tree -n $(WORKERS) --dist worksteal
+# Where tests/tree and tests/packages are left out: `make check` and `make test-packages` run them.
+SUITE = --ignore=tests/tree --ignore=tests/packages -n $(WORKERS) --dist worksteal
 # Of the suites with campaigns: 1 for everything, `only` for what takes longer there than in `make test`.
 CAMPAIGN ?= 1
 # One case in so many of each test, and no test that has not begun after so many seconds (0: no limit); KVPOOL_SEED draws again.
@@ -346,6 +346,7 @@ deb: wheel
 
 test-packages: deb
 	scripts/test-packages $(abspath $(BIN)/python)
+	$(PYTEST) tests/packages
 
 clean:
 	rm -rf build dist $(VENV) $(ENGINES) $(ENGINES_LATEST) $(ROUTERS) bench-results .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The files of dist/, tried on bare machines: `make test-packages`."""
