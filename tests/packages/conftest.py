@@ -1,4 +1,4 @@
-"""What the checks of packages share: the files of dist/, and machines to try them on.
+"""The files of dist/, and bare machines to try them on.
 
 `make test-packages` builds the files and runs these checks. None of them skips: one that cannot check fails.
 """
