@@ -37,12 +37,14 @@ class ChangeKind:
 class Change(NamedTuple):
     """A row of the native feed, field by field of `CHANGE_ROW`.
 
-    `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change.
+    `parent` of the first chunk of a prompt is zeros; `record` is where native code looks for token ids first; `tiers` are those
+    after the change.
     """
 
     key: bytes
     parent: bytes
     namespace: int
+    record: int
     kind: int
     level: int
     tiers: int

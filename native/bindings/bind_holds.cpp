@@ -54,8 +54,8 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   if (all == 0 ? tokens.size() != 0 : tokens.size() % (all * sizeof(int32_t)) != 0) {
     throw nb::value_error("tokens must be as many for each chunk");
   }
-  const size_t chunk_tokens = all == 0 ? 0 : tokens.size() / all / sizeof(int32_t);
-  if (scope.size() % sizeof(int32_t) != 0 || chunk_tokens + scope.size() / sizeof(int32_t) > TOKEN_IDS_MAX) {
+  const size_t ids_bytes = all == 0 ? 0 : tokens.size() / all;  // of a chunk
+  if (scope.size() % sizeof(int32_t) != 0 || ids_bytes + scope.size() > TOKEN_IDS_MAX * sizeof(int32_t)) {
     throw nb::value_error("tokens must be 4096 at most for each chunk, with the scope's words");
   }
   if (sources.size() != 0 && sources.size() != all * sizeof(uint64_t)) {
@@ -67,7 +67,7 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   const size_t count = std::min(rows, all - row);
   const auto generations = words_in<uint64_t>(sources);
   return pack(directory.commit(reservation, first, count, words_in<uint32_t>(checksums).data() + row * *extents, now_ns,
-                               {words_in<int32_t>(tokens).subspan(row * chunk_tokens, count * chunk_tokens), words_in<int32_t>(scope)},
+                               {words_in<uint8_t>(tokens).subspan(row * ids_bytes, count * ids_bytes), words_in<uint8_t>(scope)},
                                {known_tier(source_level), generations.empty() ? generations : generations.subspan(row, count)}));
 }
 

@@ -81,6 +81,7 @@ RowLayout change_row() {
       .KVPOOL_FIELD(Change, key, "key")
       .KVPOOL_FIELD(Change, parent, "parent")
       .KVPOOL_FIELD(Change, owner, "namespace")
+      .KVPOOL_FIELD(Change, record, "record")
       .KVPOOL_FIELD(Change, kind, "kind")
       .KVPOOL_FIELD(Change, level, "level")
       .KVPOOL_FIELD(Change, tiers, "tiers")

@@ -44,7 +44,7 @@ ChangeRuns cut_runs(std::span<const Change> rows, const Directory& memory, size_
     ScopedIds& ids = found.ids[index];
     if (row.kind == ChangeKind::ARRIVED) {
       KVPOOL_CHECK(row.owner < memory.namespaces());
-      ids = split_scope(memory.tokens_of(row.key), memory.chunk_tokens(NamespaceId(row.owner)));
+      ids = split_scope(memory.tokens_of(row.key, RecordId(row.record)), memory.chunk_tokens(NamespaceId(row.owner)));
     }
     const uint8_t before = tiers_before(row);
     const RunKind kind = kind_of(before, row.tiers);

@@ -23,6 +23,7 @@ Change ChunkReports::describe(const ChunkRecord& record) const noexcept {
     change.parent = directory_.records_[record.parent].key;
   }
   change.owner = record.owner.value();
+  change.record = (entry ? entry->record : RecordId()).value();
   change.level = static_cast<uint8_t>(directory_.tier_);
   change.tiers = entry ? entry->tiers : uint8_t{0};
   const ChunkRecord* above = is_lower ? TierSet::uppermost(directory_.tiers_->above(directory_), record.key) : nullptr;

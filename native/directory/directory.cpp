@@ -86,8 +86,9 @@ DirectoryStats Directory::stats() const noexcept {
   return stats;
 }
 
-std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
-  const RecordId id = find_record(key);
+std::span<const int32_t> Directory::tokens_of(const ChunkKey& key, RecordId hint) const noexcept {
+  const bool is_there = hint.valid() && hint.value() < records_.end() && records_[hint].key == key && records_[hint].has_bytes();
+  const RecordId id = is_there ? hint : find_record(key);
   return id.valid() ? tokens_.of(id) : std::span<const int32_t>{};
 }
 

@@ -131,7 +131,7 @@ class Directory {
   // are stored: tokens [count][n / count], and the scope of all of them. Committing twice is STORED twice. `sources`, of a lower tier or of copies: one that is not
   // READY there with its generation any more is EXPIRED: what is dropped while it is copied is not published in the other tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                            uint64_t now_ns = 0, ScopedIds ids = {}, CopySources sources = {});
+                                            uint64_t now_ns = 0, PackedIds ids = {}, CopySources sources = {});
   // directory_following.cpp. Saves that are followed before their commit. Extents first_extent .. of the reserved chunks
   // first .. first+count lie in their slots: `checksums` [count][extents]. A last extent is left out, which lands with the commit. A chunk
   // that has another number of extents in place, or is committed, stays as it is. False where the reservation is unknown or has expired.
@@ -203,8 +203,9 @@ class Directory {
   [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit, uint32_t end = UINT32_MAX);
   [[nodiscard]] uint32_t places() const noexcept { return records_.end(); }  // every record is at one before this
   void limit_token_ids(uint64_t bytes) noexcept { tokens_.limit(bytes); }
-  // Token ids of a chunk, READY or being read or written; empty where it is not here or none were given.
-  [[nodiscard]] std::span<const int32_t> tokens_of(const ChunkKey& key) const noexcept;
+  // Token ids of a chunk, READY or being read or written; empty where it is not here or none were given. `hint`: its record, if that is
+  // still its own.
+  [[nodiscard]] std::span<const int32_t> tokens_of(const ChunkKey& key, RecordId hint = {}) const noexcept;
   [[nodiscard]] const ChunkRecord& record(RecordId id) const noexcept { return records_[id]; }
 
   [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;

@@ -18,10 +18,10 @@ constexpr size_t RECORDS_AHEAD = 8;
 }  // namespace
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                       uint64_t now_ns, ScopedIds ids, CopySources sources) {
+                                       uint64_t now_ns, PackedIds ids, CopySources sources) {
   KVPOOL_CHECK(count == 0 || ids.tokens.size() % count == 0);
   KVPOOL_CHECK(sources.generations.empty() || sources.generations.size() == count);
-  const size_t chunk_tokens = count == 0 ? 0 : ids.tokens.size() / count;
+  const size_t ids_bytes = count == 0 ? 0 : ids.tokens.size() / count;  // of a chunk
   latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   ReservationState* const found = holds_.find_reservation(reservation);
@@ -64,7 +64,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(SaveState::CHECKSUM);
         continue;
       }
-      tokens_.store(id, {ids.tokens.subspan(index * chunk_tokens, chunk_tokens), ids.scope});
+      tokens_.store(id, {ids.tokens.subspan(index * ids_bytes, ids_bytes), ids.scope});
       --state.writing;
       record.has_writer = false;
       ++stored;

@@ -114,7 +114,7 @@ bool Promotions::landed(const ChunkKey& key, uint64_t generation, std::span<cons
   record.has_writer = false;
   --of_.stats_.promoting;
   ++of_.stats_.promoted_chunks;
-  of_.tokens_.store(id, {tokens, {}});
+  of_.tokens_.store(id, {packed_words(tokens), {}});
   of_.become_ready(record);
   of_.reports_.report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;
@@ -135,7 +135,7 @@ NamedTokens Promotions::name_tokens(NamespaceId owner, const uint8_t* keys, size
       return {index, true};  // readers would not know what it follows
     }
     if (of_.tokens_.of(id).empty()) {
-      of_.tokens_.store(id, {tokens.subspan(index * count, count), {}});
+      of_.tokens_.store(id, {packed_words(tokens.subspan(index * count, count)), {}});
       if (of_.tokens_.of(id).empty()) {
         return {index, false};  // there is no room
       }

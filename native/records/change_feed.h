@@ -45,13 +45,14 @@ struct Change {
   ChunkKey key;
   ChunkKey parent;  // zeros: the chunk is the first of its prompt
   uint32_t owner;
+  uint32_t record;  // in memory, where the chunk had one then: a hint, it may be another's by now
   ChangeKind kind;
   uint8_t level;  // the tier
   uint8_t tiers;  // bits of the tiers that have the chunk after the change
   Cause cause;
   uint8_t priority;
   uint8_t priority_before;
-  uint8_t unused[6];
+  uint8_t unused[2];
 };
 static_assert(sizeof(Change) == 80);
 static_assert(std::is_trivially_default_constructible_v<Change>);

@@ -7,14 +7,15 @@
 
 namespace kvpool {
 
-void TokenIds::store(RecordId id, ScopedIds ids) {
-  const size_t words = ids.tokens.empty() ? 0 : ids.tokens.size() + ids.scope.size();
-  KVPOOL_CHECK(words <= TOKEN_IDS_MAX);
+void TokenIds::store(RecordId id, PackedIds ids) {
+  const size_t bytes = ids.tokens.empty() ? 0 : ids.tokens.size() + ids.scope.size();
+  const size_t words = bytes / sizeof(int32_t);
+  KVPOOL_CHECK(bytes % sizeof(int32_t) == 0 && words <= TOKEN_IDS_MAX);
   forget(id);
   if (words == 0) {
     return;
   }
-  if (bytes_ + words * sizeof(int32_t) > bytes_max_) {
+  if (bytes_ + bytes > bytes_max_) {
     ++left_out_;
     return;
   }
@@ -23,8 +24,9 @@ void TokenIds::store(RecordId id, ScopedIds ids) {
   }
   Stored& stored = by_record_[id.value()];
   stored = take_array(static_cast<uint32_t>(words));
-  std::copy(ids.scope.begin(), ids.scope.end(), std::copy(ids.tokens.begin(), ids.tokens.end(), stored.tokens.get()));
-  bytes_ += words * sizeof(int32_t);
+  auto* const out = reinterpret_cast<uint8_t*>(stored.tokens.get());
+  std::ranges::copy(ids.scope, std::ranges::copy(ids.tokens, out).out);
+  bytes_ += bytes;
 }
 
 void TokenIds::forget(RecordId id) noexcept {

@@ -27,6 +27,16 @@ struct ScopedIds {
   std::span<const int32_t> scope;
 };
 
+// The same as bytes at any address, as they stand in a request.
+struct PackedIds {
+  std::span<const uint8_t> tokens;
+  std::span<const uint8_t> scope;
+};
+
+[[nodiscard]] inline std::span<const uint8_t> packed_words(std::span<const int32_t> words) noexcept {
+  return {reinterpret_cast<const uint8_t*>(words.data()), words.size_bytes()};
+}
+
 // What is stored of a chunk of so many tokens, separated. Both empty where that is neither its token ids nor these and a scope.
 [[nodiscard]] inline ScopedIds split_scope(std::span<const int32_t> words, size_t chunk_tokens) noexcept {
   if (words.size() == chunk_tokens) {
@@ -46,8 +56,9 @@ class TokenIds {
 
   // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
-  // Replaces what was stored before; nothing is stored where there are no tokens, or no room. REQUIRES: at most TOKEN_IDS_MAX in all.
-  void store(RecordId id, ScopedIds ids);
+  // Replaces what was stored before; nothing is stored where there are no tokens, or no room. REQUIRES: whole words, at most
+  // TOKEN_IDS_MAX in all.
+  void store(RecordId id, PackedIds ids);
   void forget(RecordId id) noexcept;
   // Asks the cache for where `store` and `forget` begin.
   void prefetch(RecordId id) const noexcept {

@@ -92,16 +92,8 @@ std::optional<CommittedChunks> SaveDesk::commit(const SaveWriter& writer, uint64
   }
   sums_.resize(count * group.extents);
   std::memcpy(sums_.data(), checksums.data(), checksums.size());
-  words_.resize((tokens.size() + scope.size()) / sizeof(int32_t));
-  if (!tokens.empty()) {
-    std::memcpy(words_.data(), tokens.data(), tokens.size());
-    std::copy(scope.begin(), scope.end(), reinterpret_cast<uint8_t*>(words_.data()) + tokens.size());
-  }
-  const std::span<const int32_t> words(words_);
-  const size_t ids = tokens.size() / sizeof(int32_t);
   const HoldId holder = found->holder;
-  CommittedChunks made{found->group, directory_.commit(holder, found->committed, count, sums_.data(), now_ns,
-                                                       {words.first(ids), tokens.empty() ? std::span<const int32_t>() : words.subspan(ids)})};
+  CommittedChunks made{found->group, directory_.commit(holder, found->committed, count, sums_.data(), now_ns, {tokens, scope})};
   const bool is_last = found->committed + count == found->chunks;
   saves_.note_committed(save, count);
   if (is_last) {

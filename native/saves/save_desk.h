@@ -78,8 +78,7 @@ class SaveDesk {
   ReuseDistances* const reuse_;
   const Bounds bounds_;
   const bool keeps_tokens_;
-  std::vector<uint32_t> sums_;   // of the request that is served
-  std::vector<int32_t> words_;  // its token ids, then their scope
+  std::vector<uint32_t> sums_;  // of the request that is served
 };
 
 }  // namespace kvpool

@@ -221,7 +221,7 @@ class Cluster:
         self.outcome.events += len(self._nodes[node].runs_of(rows))
         changes = [
             BlockChange(self._block_of[key], kind == ChangeKind.ARRIVED)
-            for key, _, _, kind, _, tiers, _, _, _ in _ROW.iter_unpack(rows)
+            for key, _, _, _, kind, _, tiers, _, _, _ in _ROW.iter_unpack(rows)
             # Moves between the tiers of a node are events too, and change no entry.
             if kind == ChangeKind.ARRIVED or (kind == ChangeKind.LEFT and not tiers)
         ]

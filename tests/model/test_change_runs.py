@@ -60,7 +60,7 @@ def joins(event: list[Published], published: Published, payload_max: int) -> boo
         first.kind, first.before, first.scope, first.row.namespace
     )  # fmt: skip
     payload = sum(KEY_BYTES + len(other.tokens) for other in [*event, published])
-    if not alike or published.row[5:] != first.row[5:] or published.kind == EventKind.UPDATED or payload > payload_max:
+    if not alike or published.row[6:] != first.row[6:] or published.kind == EventKind.UPDATED or payload > payload_max:
         return False
     follows = published.row.parent == last.row.key and len(published.tokens) == len(last.tokens)
     return published.kind == EventKind.REMOVED or follows
@@ -98,7 +98,8 @@ def random_rows(chance: random.Random, keys: list[bytes]) -> list[Change]:
         at = chance.randrange(len(keys))
         parent = keys[at - 1] if at else bytes(KEY_BYTES)
         row = Change(
-            keys[at], parent, chance.randrange(2), chance.randrange(3), chance.randrange(1, 3), chance.randrange(8),
+            keys[at], parent, chance.randrange(2), chance.choice((0, 3, 7, 2**32 - 1)), chance.randrange(3),
+            chance.randrange(1, 3), chance.randrange(8),
             chance.choice([cause for cause in Cause if cause is not Cause.OTHER]), chance.choice((35, 80)), 35
         )  # fmt: skip
         while True:
@@ -135,7 +136,7 @@ def test_runs_equal_joining_change_by_change(seed: int) -> None:
 
 def test_invalid_rows_and_unknown_namespaces_are_refused() -> None:
     rig = Rig()
-    row = ROW.pack(key([1]), bytes(32), 3, ChangeKind.ARRIVED, Level.DRAM, 1 << Level.DRAM, Cause.STORED, 35, 35)
+    row = ROW.pack(key([1]), bytes(32), 3, 0, ChangeKind.ARRIVED, Level.DRAM, 1 << Level.DRAM, Cause.STORED, 35, 35)
     assert rig.memory.runs_of(b"", 1000) == []
     with pytest.raises(ValueError, match="multiple of 80"):
         rig.memory.runs_of(row[:-1], 1000)
