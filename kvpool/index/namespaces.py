@@ -8,7 +8,7 @@ up, and after `on_numbers_reused` was called.
 
 One user has at most a share of the namespaces that the others leave (see `namespaces_by_user`), so that others can open theirs.
 
-Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
+Control thread only, but for `by_id` and `opened`. Invariant: one number for one (model, layout fingerprint) that is known.
 """
 
 from collections import Counter, deque
@@ -182,7 +182,8 @@ class Namespaces:
                 del self._users[namespace.id]
 
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
-        """The namespace of a number that the directory gave, given back or not."""
+        """The namespace of a number that the directory gave, given back or not. Any thread, where the number is not reused
+        meanwhile."""
         return self._by_id[namespace_id]
 
     def place_of(self, number: int) -> dict[str, str]:

@@ -4,9 +4,10 @@ Dropped events are a gap in the ids; a reader that gets one has to take a snapsh
 module joins changes to runs (`native/directory/change_runs.h`).
 
 Not here: where changes come from (`journal`), how events look to others (`router_events`).
-Control thread only; no clock is read.
+The control thread writes it; any thread reads it, under the log's lock. No clock is read.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -97,9 +98,12 @@ class EventLog:
 
     Invariant: `_events` holds exactly the ids `oldest` up to `next_id`, each with what it takes, and `_bytes` is their sum, at
     most `bytes_max` unless there is a single one.
+
+    `lock` guards both: whoever holds it sees no event come and no gap open. Never held across a wait.
     """
 
     def __init__(self, bytes_max: int, capacities: Sequence[int]) -> None:
+        self.lock = threading.RLock()
         self._bytes_max = bytes_max
         self._events: dict[int, tuple[Event, int]] = {}
         self.oldest = 0
@@ -126,37 +130,40 @@ class EventLog:
         """Append the next event; the oldest ones are dropped to make room."""
         assert event.id == self.next_id
         size = _size_of(event)
-        self._events[self.next_id] = event, size
-        self.next_id += 1
-        self._bytes += size
-        while self._bytes > self._bytes_max and len(self._events) > 1:
-            self._bytes -= self._events.pop(self.oldest)[1]
-            self.oldest += 1
-            self.dropped_events += 1
+        with self.lock:
+            self._events[self.next_id] = event, size
+            self.next_id += 1
+            self._bytes += size
+            while self._bytes > self._bytes_max and len(self._events) > 1:
+                self._bytes -= self._events.pop(self.oldest)[1]
+                self.oldest += 1
+                self.dropped_events += 1
 
     def open_gap(self) -> None:
         """Open a gap: something happened without an event, and no reader can continue from before it."""
-        self.dropped_events += len(self._events)
-        self.gaps += 1
-        self._events.clear()
-        self._bytes = 0
-        self.next_id += 1
-        self.oldest = self.next_id
+        with self.lock:
+            self.dropped_events += len(self._events)
+            self.gaps += 1
+            self._events.clear()
+            self._bytes = 0
+            self.next_id += 1
+            self.oldest = self.next_id
 
     def since(self, last: int, bytes_max: int) -> EventSlice:
-        """The events after id `last` (-1: from the first), as many as fit, at least one where there is any."""
-        if not self.oldest - 1 <= last < self.next_id:
-            return EventSlice((), self.next_id - 1, self.oldest, is_gap=True)
-        chosen: list[Event] = []
-        size, at = 0, last + 1
-        while at < self.next_id:
-            event, event_bytes = self._events[at]
-            size += event_bytes
-            if chosen and size > bytes_max:
-                break
-            chosen.append(event)
-            at += 1
-        return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False, has_more=at < self.next_id)
+        """The events after id `last` (-1: from the first), as many as fit, at least one where there is any. Any thread."""
+        with self.lock:
+            if not self.oldest - 1 <= last < self.next_id:
+                return EventSlice((), self.next_id - 1, self.oldest, is_gap=True)
+            chosen: list[Event] = []
+            size, at = 0, last + 1
+            while at < self.next_id:
+                event, event_bytes = self._events[at]
+                size += event_bytes
+                if chosen and size > bytes_max:
+                    break
+                chosen.append(event)
+                at += 1
+            return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False, has_more=at < self.next_id)
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

@@ -13,7 +13,8 @@ is given when no change waits, or else holds nothing that a waiting change could
 
 Chunks that engines report as their own are joined in, at level 0 (`engine_level`); copies are there too, and listed as DRAM's.
 
-Control thread only. `watch` has the event loop call it when there are changes; without it, `take_changes` does.
+Control thread only, but for `recorded`. `watch` has the event loop call it when there are changes; without it, `take_changes`
+does.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
 from kvpool.events import Cause, Event, StoredChunk
 from kvpool.ids import TOKEN_BYTES, ConnectionId, NamespaceId
-from kvpool.index.namespaces import Namespaces
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.journal.chunk_history import ChunkHistory, Departure, first_refused
 from kvpool.journal.corrupt_chunks import CorruptChunks
 from kvpool.journal.engine_chunks import EngineChunks, Source
@@ -203,6 +204,13 @@ class Journal:
         if incarnation not in (b"", self.incarnation):
             return EventSlice((), self._log.next_id - 1, self._log.oldest, is_gap=True)
         return self._log.since(last, bytes_max)
+
+    def recorded(self, last: int, bytes_max: int = ANSWER_BYTES_MAX) -> tuple[EventSlice, dict[int, Namespace]]:
+        """Events after id `last` that are recorded, as many as fit, and the namespaces that they name. Any thread."""
+        with self._log.lock:  # a number is reused only after a gap was opened
+            found = self._log.since(last, bytes_max)
+            numbers = {event.namespace for event in found.events if event.namespace >= 0}
+            return found, {number: self._namespaces.by_id(NamespaceId(number)) for number in numbers}
 
     async def wait_for_events(self, last: int, timeout_s: float) -> None:
         """Wait until there is an event after id `last`, or the time is over; at once where too many wait already."""

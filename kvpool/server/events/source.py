@@ -1,16 +1,17 @@
 """Event source for a thread beside the control thread: events, snapshot pages, and the namespaces that they name.
 
-Each read hops to the control thread, is answered there within a turn of the loop, and waits with a deadline. One thread at a
+Events are read from the journal's log where the thread is: the control thread is not woken for them. Pages, and the models of
+new namespaces, hop to the control thread, are read there within a turn of the loop, and wait with a deadline. One thread at a
 time, never the loop's own.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
 from kvpool.ids import NamespaceId
-from kvpool.index.namespaces import Namespaces
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.journal.event_log import EventSlice
 from kvpool.journal.journal import Journal
 from kvpool.journal.snapshot_page import SnapshotPage
@@ -24,13 +25,12 @@ HEADERS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NamedEvents:
-    """Events, and the namespaces that they name. `opened`: how many namespaces were opened so far; `models`: those of all of
-    them, where that has risen since the last read."""
+    """Events, and the namespaces that they name. `models`: those of all namespaces, where some were opened since the last
+    read."""
 
     slice: EventSlice
     namespaces: NamespaceNames
     models: frozenset[str] = frozenset()
-    opened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class EventSource:
     def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal, namespaces: Namespaces) -> None:
         self._journal = journal
         self._namespaces = namespaces
-        self._last = -1
         self._cursor = 0
-        self._opened = 0
+        self._opened = 0  # namespaces whose models were read
         self.late_pages = 0
-        self._events = LoopReader(loop, self._read_events, READ_TIMEOUT_S)
+        self._models = LoopReader(loop, self._read_models, READ_TIMEOUT_S)
         self._pages = LoopReader(loop, self._read_page, READ_TIMEOUT_S)
 
     def since(self, last: int) -> NamedEvents:
-        """The events after id `last`. Raises LoopStalled."""
-        self._last = last
-        found = self._events.read()
-        self._opened = found.opened
-        return found
+        """The events after id `last`. Raises LoopStalled where namespaces are new."""
+        models: frozenset[str] = frozenset()
+        if self._namespaces.opened != self._opened:
+            models, self._opened = self._models.read()
+        events, namespaces = self._journal.recorded(last)
+        return NamedEvents(events, _names_of(namespaces), models)
 
     def snapshot(self, cursor: int) -> NamedPage:
         """A page of a snapshot, with the token ids that the disk gives in time. Raises LoopStalled."""
@@ -78,17 +78,14 @@ class EventSource:
             return found
         return NamedPage(found.page.with_words(words, found.chunk_tokens), found.namespaces)
 
-    def _read_events(self) -> NamedEvents:
-        found = self._journal.since(b"", self._last)
-        names = self._names(event.namespace for event in found.events)
-        opened = self._namespaces.opened
-        models = frozenset(one.model for one in self._namespaces.all()) if opened != self._opened else frozenset()
-        return NamedEvents(found, names, models, opened)
+    def _read_models(self) -> tuple[frozenset[str], int]:
+        return frozenset(one.model for one in self._namespaces.all()), self._namespaces.opened
 
     def _read_page(self) -> NamedPage:
         page = self._journal.snapshot(self._cursor, is_urgent=True)
-        return NamedPage(page, self._names(chunk.namespace for chunk in page.chunks))
+        named = {chunk.namespace: self._namespaces.by_id(NamespaceId(chunk.namespace)) for chunk in page.chunks}
+        return NamedPage(page, _names_of(named))
 
-    def _names(self, numbers: Iterable[int]) -> NamespaceNames:
-        found = {number: self._namespaces.by_id(NamespaceId(number)) for number in set(numbers) if number >= 0}
-        return {number: (one.model, one.layout) for number, one in found.items()}
+
+def _names_of(namespaces: Mapping[int, Namespace]) -> NamespaceNames:
+    return {number: (one.model, one.layout) for number, one in namespaces.items()}
