@@ -95,6 +95,14 @@ class FrameReader:
         self._start = 0
         self.waiting = len(self._buffer)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether more bytes have to come before `next` returns or refuses a frame."""
+        if self.waiting < LENGTH.size:
+            return True
+        length: int = LENGTH.unpack_from(self._buffer, self._start)[0]
+        return BODY_BYTES_MIN <= length <= FRAME_BYTES_MAX and self.waiting < LENGTH.size + length
+
     def next(self) -> tuple[int, int, list[object]] | None:
         """The next complete frame, None where more bytes have to come first. Raises ProtocolError for a bad one."""
         buffer, waiting = self._buffer, self.waiting

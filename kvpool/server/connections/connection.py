@@ -128,8 +128,12 @@ class Connection(asyncio.Protocol):
         if self._is_draining:
             return
         self._reader.add_bytes(data)
-        if self._is_idle and self._serve_while_idle():
-            return
+        if self._is_idle:
+            if not self._unfinished and self._serve_while_idle():
+                return
+            if self._reader.is_short:  # a long request comes in several reads
+                self._note_unfinished()
+                return
         self._turns.ask_turn(self)
         if self.is_waiting:
             self._read(is_wanted=False)  # until it has had its turn: at most one read waits
@@ -217,12 +221,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether a request that arrives is the only one."""
-        is_under_way = self.is_waiting or self._request is not None or self._waiting is not None or self._unfinished
-        return not is_under_way and self._is_peer_reading and self._serve_at_once is not None
+        """Whether nothing but what arrives is to be served."""
+        is_under_way = self.is_waiting or self._request is not None or self._waiting is not None
+        return not is_under_way and self._is_peer_reading
 
     def _serve_while_idle(self) -> bool:
         """Serve what has just arrived without a turn of its own, while nobody waits for one. Whether that was all."""
+        if self._serve_at_once is None:
+            return False
         try:
             self._turns.serve_at_once(self._serve_leading)
         except Exception as error:

@@ -76,6 +76,28 @@ def test_a_connection_that_waits_for_a_turn_is_not_read() -> None:
     asyncio.run(run())
 
 
+def test_a_request_in_several_reads_is_served_when_it_is_whole_and_its_bytes_are_counted_until_then() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        counted: list[int] = []
+        connection._on_unfinished = lambda _, unfinished: counted.append(unfinished)
+        sent = _requests(7, 1)
+        for first in range(0, len(sent), 3):
+            assert not transport.answers
+            connection.data_received(sent[first : first + 3])
+        assert [sequence for _, sequence, _ in transport.answers] == [7]
+        assert counted == [*range(3, len(sent), 3), 0]
+        connection.data_received(_requests(8, 1) + sent[:5])
+        assert [sequence for _, sequence, _ in transport.answers] == [7, 8]
+        assert counted[-1] == 5
+        connection.data_received(sent[5:] + (2**31).to_bytes(4, "little")[:2])
+        assert [sequence for _, sequence, _ in transport.answers] == [7, 8, 7]
+        connection.data_received((2**31).to_bytes(4, "little")[2:])
+        assert connection.state == "ending", "no frame has so many bytes"
+
+    asyncio.run(run())
+
+
 def test_the_connection_with_the_least_use_comes_before_floods() -> None:
     async def run() -> None:
         clock = HandClock()
