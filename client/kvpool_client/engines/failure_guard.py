@@ -39,10 +39,10 @@ class FailureGuard:
         self._failures: dict[str, int] = {}  # guarded by _lock
         self._logged: set[str] = set()  # guarded by _lock
 
-    def call(self, call: str, default: Answer, function: Callable[[], Answer]) -> Answer:
+    def call(self, call: str, default: Answer, function: Callable[..., Answer], *arguments: object) -> Answer:
         """Call `function`. Returns its result, or `default`, a miss, where it raises."""
         try:
-            return function()
+            return function(*arguments)
         except Exception as error:
             self._count(call)
             self.warn_once(f"{call} failed: {type(error).__name__}", str(error), is_defect=True)

@@ -9,7 +9,6 @@ Invariant: no call raises into the engine once the connector exists. Scheduler's
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from functools import cache, partial
 
@@ -32,7 +31,7 @@ from kvpool_client.vllm.identity.identity import model_name
 from kvpool_client.vllm.identity.parts import align_tokens, has_states
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.late_start import NamedStart, StagedStart
-from kvpool_client.vllm.plan import StepPlan, StepReport
+from kvpool_client.vllm.plan import NO_PLAN, StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.ranks.stage_layers import (
     STAGED_GROUPS,
@@ -85,7 +84,8 @@ def connector_class() -> type:
     base.KVConnectorWorkerMetadata.register(StepReport)
     plugin.register()
     bases = (ConnectorCalls, base.KVConnectorBase_V1, base.SupportsHMA)
-    return type(plugin.NAME, bases, {"__module__": __name__, "__doc__": __doc__})
+    results = getattr(base, "KVConnectorTransferResults", None)  # of releases that ask for them
+    return type(plugin.NAME, bases, {"__module__": __name__, "__doc__": __doc__, "_transfer_results": results})
 
 
 class ConnectorCalls(WorkerCalls):
@@ -222,7 +222,7 @@ class ConnectorCalls(WorkerCalls):
             return
         self._late = None
         self._refused.count("weights_bytes_read", late.take_read_bytes())
-        self._timed(BEGIN, None, lambda: late.start_half(name=late.name.find))
+        self._timed(BEGIN, None, lambda read: read.start_half(name=read.name.find), late)
         if self._scheduler is None:
             return
         self._unsent_name = self._model, self._revision
@@ -279,7 +279,8 @@ class ConnectorCalls(WorkerCalls):
             return
         self._late = None
         count = stage_count(self._vllm_config.parallel_config)  # type: ignore[attr-defined]  # vLLM's base has it
-        self._timed(BEGIN, None, lambda: awaited.start_half(find=partial(StageLayers.of_workers, metadata, count)))
+        layers = partial(StageLayers.of_workers, metadata, count)
+        self._timed(BEGIN, None, lambda shown: shown.start_half(find=layers), awaited)
         if awaited.blocks is not None:
             self.bind_gpu_block_pool(awaited.blocks)
 
@@ -310,9 +311,7 @@ class ConnectorCalls(WorkerCalls):
     def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See SchedulerHalf.matched_tokens."""
         nothing: tuple[int | None, bool] = (0, False)
-        if self._scheduler is None:
-            return nothing
-        return self._timed("lookup", nothing, partial(self._scheduler.matched_tokens, request, num_computed_tokens))
+        return self._of_scheduler("lookup", nothing, lambda half: half.matched_tokens(request, num_computed_tokens))
 
     def get_external_cache_hit_sources(self, request: EngineRequest, num_external_tokens: int) -> dict[object, int]:
         """The tokens of the last load by vLLM's names of the tiers."""
@@ -330,16 +329,18 @@ class ConnectorCalls(WorkerCalls):
         """See SchedulerHalf.plan."""
         if self._late is not None:
             self._take_name()
-        plan = self._of_scheduler("plan", StepPlan(0), lambda half: half.plan(scheduler_output))
+        half = self._scheduler
+        plan = NO_PLAN if half is None else self._timed("plan", NO_PLAN, half.plan, scheduler_output)
         if self._unsent_layers is None and self._unsent_name is None:
             return plan
-        return replace(plan, stage_layers=self._unsent_layers, name=self._unsent_name)
+        return plan._replace(stage_layers=self._unsent_layers, name=self._unsent_name)
 
     def update_connector_output(self, connector_output: EngineOutput) -> None:
         """See SchedulerHalf.ended."""
         if connector_output.kv_connector_worker_meta is not None:
             self._unsent_layers = self._unsent_name = None
-        self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
+        if self._scheduler is not None:
+            self._timed("end of a step", None, self._scheduler.ended, connector_output)
 
     def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002 - vLLM's interface
         """The blocks may be freed at once: a save holds references to the blocks that it reads. Returns the answer to the
@@ -357,7 +358,7 @@ class ConnectorCalls(WorkerCalls):
         nothing: list[object] = []
         if self._scheduler is None or not self._scheduler.has_feed:
             return nothing
-        return self._timed("events", nothing, self._scheduler.take_events)
+        return self._of_scheduler("events", nothing, lambda half: half.take_events())
 
     def reset_cache(self) -> bool:
         """Find no chunk that was stored before, and drop the model's chunks for all engines where `kvpool.reset` asks for
@@ -384,7 +385,8 @@ class ConnectorCalls(WorkerCalls):
         """Counts since the last call."""
         if isinstance(self._late, NamedStart) and self._worker is None:
             self._refused.count("weights_bytes_read", self._late.take_read_bytes())
-        half, refused = self._scheduler or self._worker, self._refused.take_counts()
+        half = self._scheduler or self._worker
+        refused = self._refused.take_counts() if self._refused.has_news else None
         if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused
         half.tally.count("engine_seconds", self._inside_ns / NS_PER_S)
@@ -405,4 +407,4 @@ class ConnectorCalls(WorkerCalls):
 
     def _of_scheduler(self, what: str, default: Answer, ask: Callable[[SchedulerHalf], Answer]) -> Answer:
         half = self._scheduler
-        return default if half is None else self._timed(what, default, partial(ask, half))
+        return default if half is None else self._timed(what, default, ask, half)

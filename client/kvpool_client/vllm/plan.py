@@ -1,11 +1,13 @@
 """Plan and report: what crosses between the two halves, to the workers before each step and back after it.
 
-vLLM carries both between processes, so they are plain records of plain values. Invariant: a plan has everything a worker needs
-for its step; of earlier plans a worker retains only running orders. Immutable; any thread.
+vLLM carries both between processes, so they are plain records of plain values; the two that every step has are tuples, which
+cost least to make and to carry. Invariant: a plan has everything a worker needs for its step; of earlier plans a worker retains
+only running orders. Immutable; any thread.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kvpool.states import TokenRange
 from kvpool_client.vllm.ranks.stage_layers import StageLayers
@@ -65,8 +67,7 @@ class SaveOrder:
     pin: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Plan of one step: what to load, what to save, which loads are cancelled.
 
     `acknowledged`: the last step of which the scheduler knows that a synchronous load failed in it. What a worker computes
@@ -116,8 +117,10 @@ class LoadOutcome:
         return self.chunks >= self.wanted
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+_NONE: Mapping[Any, Any] = {}  # nobody adds to a report
+
+
+class StepReport(NamedTuple):
     """Report of a worker after a step. `failed_step`: the last step in which a synchronous load failed; `off`: why it has no
     pool.
 
@@ -127,10 +130,10 @@ class StepReport:
 
     step: int
     failed_step: int = 0
-    loads: dict[str, LoadOutcome] = field(default_factory=dict)
+    loads: Mapping[str, LoadOutcome] = _NONE
     off: str = ""
-    ended_saves: dict[int, int] = field(default_factory=dict)
-    unsaved: dict[str, int] = field(default_factory=dict)
+    ended_saves: Mapping[int, int] = _NONE
+    unsaved: Mapping[str, int] = _NONE
 
     def aggregate(self, other: "StepReport") -> "StepReport":
         """The combined report of two ranks: of each load the shorter one, then the one that has cost more; ended saves are

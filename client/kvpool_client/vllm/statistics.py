@@ -51,27 +51,24 @@ class KVPoolStats:
 
 
 class Tally:
-    """Counts for one half: since its start, and since vLLM last took them."""
+    """Counts for one half: since its start, and since vLLM last took them. `has_news`: whether there are any of the latter."""
 
     def __init__(self) -> None:
         self.totals = KVPoolStats()
+        self.has_news = False
         self._unsent = KVPoolStats()
 
     def count(self, name: str, amount: Number = 1) -> None:
         """Count."""
         self.totals.count(name, amount)
         self._unsent.count(name, amount)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether anything was counted since the last time."""
-        return bool(self._unsent.data)
+        self.has_news = self.has_news or amount > 0
 
     def take_counts(self) -> KVPoolStats | None:
         """Counts since the last call; None if there are none."""
         if not self.has_news:
             return None
-        taken, self._unsent = self._unsent, KVPoolStats()
+        taken, self._unsent, self.has_news = self._unsent, KVPoolStats(), False
         return taken
 
 

@@ -74,6 +74,7 @@ class EngineStep(Protocol):
     scheduled_new_reqs: list[NewRequest]
     scheduled_cached_reqs: RunningRequests
     num_scheduled_tokens: Mapping[str, int]
+    total_num_scheduled_tokens: int
 
 
 class EngineOutput(Protocol):

@@ -8,6 +8,7 @@ from kvpool.clock import MonotonicClock
 from kvpool_client.engines.failure_guard import FailureGuard
 
 Answer = TypeVar("Answer")
+Argument = TypeVar("Argument")
 
 # A child of vLLM's logger, because vLLM configures no other.
 LOG = logging.getLogger("vllm.kvpool")
@@ -22,8 +23,9 @@ class TimedCalls:
         self._clock = MonotonicClock()
         self._inside_ns = 0
 
-    def _timed(self, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
-        begun_ns = self._clock.now_ns()
-        answer = self._guard.call(what, default, ask)
-        self._inside_ns += self._clock.now_ns() - begun_ns
+    def _timed(self, what: str, default: Answer, ask: Callable[[Argument], Answer], argument: Argument) -> Answer:
+        now_ns = self._clock.now_ns
+        begun_ns = now_ns()
+        answer = self._guard.call(what, default, ask, argument)
+        self._inside_ns += now_ns() - begun_ns
         return answer

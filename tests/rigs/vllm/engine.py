@@ -280,7 +280,10 @@ class ScriptedEngine:
             request.state = "running"
         counts = {request.request_id: count for request, count in scheduled.items()}
         return scheduled, SimpleNamespace(
-            scheduled_new_reqs=new, scheduled_cached_reqs=cached, num_scheduled_tokens=counts
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(counts.values()),
         )
 
     def _cut(self, request: Request, count: int) -> int:

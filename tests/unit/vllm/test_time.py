@@ -175,8 +175,12 @@ def test_the_plan_records_whether_a_step_computes(start: StartEngine) -> None:
     scheduler = start().scheduler
     running = SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
     step: dict[str, Any] = {"scheduled_new_reqs": [], "scheduled_cached_reqs": running}
-    assert scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={})).is_idle
-    assert not scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={"other": 1})).is_idle
+    assert scheduler.build_connector_meta(
+        SimpleNamespace(**step, num_scheduled_tokens={}, total_num_scheduled_tokens=0)
+    ).is_idle
+    assert not scheduler.build_connector_meta(
+        SimpleNamespace(**step, num_scheduled_tokens={"other": 1}, total_num_scheduled_tokens=1)
+    ).is_idle
 
 
 def test_a_load_that_is_never_reported_delays_nobody_for_ever() -> None:

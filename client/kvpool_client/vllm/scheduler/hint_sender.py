@@ -32,7 +32,7 @@ ANNOUNCED_S = 15.0
 
 
 class HintSender:
-    """See the module."""
+    """See the module. `counts`: what the other thread has counted since the last `move_counts`."""
 
     def __init__(self, pool: Pool, geometry: Geometry, *, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class HintSender:
         self._clock = clock
         self._queue = BackgroundQueue("kvpool-hints", "sending hints", QUEUE_MAX, guard)
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}  # guarded by _lock
+        self.counts: dict[str, int] = {}  # guarded by _lock, but for whether there are any
 
     def __repr__(self) -> str:
         return f"<HintSender {self._queue!r}>"
@@ -75,10 +75,8 @@ class HintSender:
 
     def move_counts(self) -> None:
         """Move what was counted on the other thread to the tally."""
-        if not self._counts:  # counts that arrive now are moved the next time
-            return
         with self._lock:
-            counts, self._counts = self._counts, {}
+            counts, self.counts = self.counts, {}
         for name, amount in counts.items():
             self._tally.count(name, amount)
 
@@ -136,4 +134,4 @@ class HintSender:
 
     def _count(self, name: str, amount: int) -> None:
         with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + amount
+            self.counts[name] = self.counts.get(name, 0) + amount

@@ -59,11 +59,12 @@ class Offers:
         if self._is_open or self._line.calls or self._line.asked:  # no call of a step without work
             self._line.receive()
             self._is_open = self._line.is_busy
-        self._step_ns = IDLE_STEP_NS if is_idle else STEP_NS
-        self._left_ns = self._step_ns - min(POLLS_NS_MAX, POLL_NS * self._polls)
+        self._step_ns = self._left_ns = IDLE_STEP_NS if is_idle else STEP_NS
         self._wait_left_ns = ANSWER_WAIT_NS
         self._has_received = False
-        self._polls = 0
+        if self._polls:
+            self._left_ns -= min(POLLS_NS_MAX, POLL_NS * self._polls)
+            self._polls = 0
 
     @property
     def has_time(self) -> bool:

@@ -80,6 +80,7 @@ class SchedulerHalf:
         )
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
+        self.has_feed = feed is not None  # whether there may be events to take
         self._hint_sender = HintSender(pool, geometry, tally=self.tally, guard=guard, clock=self._clock)
         self._is_rehashed = rehashes_sessions()
         self._requests: dict[str, Tracked] = {}
@@ -238,32 +239,37 @@ class SchedulerHalf:
 
     def plan(self, step: EngineStep) -> StepPlan:
         """The plan of this step for the workers."""
-        self._step += 1
-        self._unverified_loads.begin_step(self._step)
+        self._step = number = self._step + 1
+        if self._unverified_loads.loads:
+            self._unverified_loads.begin_step(number)
         is_idle = not step.num_scheduled_tokens
         self._offers.begin_step(is_idle=is_idle and not self._times.is_computing)
-        loads, self._loads = tuple(self._loads), []
-        cancelled, self._cancelled = tuple(self._cancelled), []
+        loads: tuple[LoadOrder, ...] = ()
+        cancelled: tuple[str, ...] = ()
+        if self._loads:
+            loads, self._loads = tuple(self._loads), []
+        if self._cancelled:
+            cancelled, self._cancelled = tuple(self._cancelled), []
         has_loads = bool(loads) and any(not order.is_async for order in loads)
-        self._times.begin_step(self._step, step, self._requests, has_loads=has_loads)
+        self._times.begin_step(number, step, self._requests, has_loads=has_loads)
         if self._waiting and not self._off:
             self._guard.call("announcing", None, lambda: self._hint_sender.announce(self._first_waiting()))
-        self._hint_sender.move_counts()
-        pinned_before = self._pins.last
-        asked, self._asked = self._asked, {}
-        if asked and has_foreign_loads(step, asked, {order.request_id for order in loads}):
-            self.tally.count("waits_for_another_connectors_load")
-            self._planner.hold(self._step)
+        if self._hint_sender.counts:
+            self._hint_sender.move_counts()
+        if self._asked:
+            asked, self._asked = self._asked, {}
+            if has_foreign_loads(step, asked, {order.request_id for order in loads}):
+                self.tally.count("waits_for_another_connectors_load")
+                self._planner.hold(number)
         saves: tuple[SaveOrder, ...] | None = ()
         if not self._off:
-            saves = self._guard.call(
-                "planning saves", None, lambda: self._planner.plan(self._step, step, self._requests, loads)
-            )
-        if saves is None:
-            self._pins.release_after(pinned_before)
-            self._planner.forget_tables(self._requests)
+            pinned_before = self._pins.last
+            saves = self._guard.call("planning saves", None, self._planner.plan, number, step, self._requests, loads)
+            if saves is None:
+                self._pins.release_after(pinned_before)
+                self._planner.forget_tables(self._requests)
         board = self._pins.board_path
-        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
+        return StepPlan(number, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def _first_waiting(self) -> Iterator[Tracked]:
         """The requests that vLLM has not asked about yet, as far as there is time to look at them."""
@@ -279,8 +285,10 @@ class SchedulerHalf:
 
     def ended(self, output: EngineOutput) -> None:
         """Process the report of a step that has ended."""
-        for request_id in self._requests.keys() & (output.finished_recving or set()):
-            self._requests[request_id].is_loading = False
+        received = output.finished_recving or ()
+        for request_id in received:
+            if request_id in self._requests:
+                self._requests[request_id].is_loading = False
         report = output.kv_connector_worker_meta
         if not isinstance(report, StepReport):
             return
@@ -293,7 +301,7 @@ class SchedulerHalf:
             self._pins.count_ended(report.ended_saves)
         if report.unsaved:
             self._planner.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
-        settled = self._unverified_loads.settle_step(report.step)
+        settled = self._unverified_loads.settle_step(report.step) if self._unverified_loads.loads else []
         if output.invalid_block_ids:
             bad = set(output.invalid_block_ids)
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -321,14 +329,17 @@ class SchedulerHalf:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
                 self._planner.plan_from(entry, outcome.chunks)
-        for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
-            self._hits_under_way.end_load(request_id)
-        self._acknowledged = max(self._acknowledged, report.failed_step)
+        if received or report.loads:
+            for request_id in received if self._settings.is_async else report.loads:
+                self._hits_under_way.end_load(request_id)
+        if report.failed_step > self._acknowledged:
+            self._acknowledged = report.failed_step
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
         """The request has ended or was aborted. Returns the answer to its hints, if it had any."""
         self._waiting.pop(request.request_id, None)
         entry = self._requests.pop(request.request_id, None)
+        self._planner.forget(request.request_id)
         if entry is None:
             return None
         if entry.is_loading:
@@ -348,11 +359,6 @@ class SchedulerHalf:
     def may_soon_free_blocks(self) -> bool:
         """Whether waiting for saves to end is better than preempting a request."""
         return self._pins.may_soon_end()
-
-    @property
-    def has_feed(self) -> bool:
-        """Whether there may be events to take."""
-        return self._feed is not None
 
     def take_events(self) -> list[object]:
         """New events of the pool, in the engine's own form; never waits."""
@@ -374,6 +380,7 @@ class SchedulerHalf:
             self._offers.give_back(entry)
             if not entry.has_had_blocks:
                 del self._requests[request_id]
+                self._planner.forget(request_id)
                 continue
             entry.is_stale = entry.has_given_up = True
             if entry.is_loading:

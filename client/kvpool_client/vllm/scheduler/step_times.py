@@ -27,8 +27,8 @@ class StepTimes:
     def __init__(self, rates: RateEstimator, clock: Clock) -> None:
         self._rates = rates
         self._clock = clock
-        self._begun: dict[int, tuple[int, int, int]] = {}
-        self._computing: set[int] = set()  # those of them that compute anything
+        # By step: when it was planned, the tokens that it prefills and decodes, and whether it computes any.
+        self._begun: dict[int, tuple[int, int, int, bool]] = {}
         self._last_end_ns = 0
         # Seconds and tokens of steps that only decoded.
         self._decoding: deque[tuple[float, int]] = deque(maxlen=MEASUREMENTS)
@@ -40,21 +40,18 @@ class StepTimes:
         """A step is planned."""
         prefilled = decoded = 0
         if not has_loads:
-            counts = step.num_scheduled_tokens.values()
-            if step.scheduled_new_reqs or max(counts, default=0) > 1:
+            decoded = step.total_num_scheduled_tokens
+            if step.scheduled_new_reqs or decoded > len(step.num_scheduled_tokens):
                 prefilled = prefill_tokens(step, requests)
-            decoded = sum(counts) - prefilled
-        self._begun[number] = (self._clock.now_ns(), prefilled, decoded)
-        if step.num_scheduled_tokens:
-            self._computing.add(number)
-        while len(self._begun) > STEPS_MAX:
-            self._forget(next(iter(self._begun)))
+                decoded -= prefilled
+        self._begun[number] = (self._clock.now_ns(), prefilled, decoded, bool(step.num_scheduled_tokens))
+        if len(self._begun) > STEPS_MAX:
+            del self._begun[next(iter(self._begun))]
 
     def end_step(self, number: int) -> None:
         """A step has been reported."""
         now_ns = self._clock.now_ns()
-        begun_ns, prefilled, decoded = self._begun.get(number, (now_ns, 0, 0))
-        self._forget(number)
+        begun_ns, prefilled, decoded, _ = self._begun.pop(number, (now_ns, 0, 0, False))
         seconds = (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S
         self._last_end_ns = now_ns
         if not prefilled:
@@ -73,11 +70,7 @@ class StepTimes:
     @property
     def is_computing(self) -> bool:
         """Whether a step that computes anything is under way."""
-        return bool(self._computing)
-
-    def _forget(self, number: int) -> None:
-        self._begun.pop(number, None)
-        self._computing.discard(number)
+        return any(is_computing for _, _, _, is_computing in self._begun.values())
 
     def _decoding_s(self, tokens: int) -> float:
         """How long a step takes that only decodes so many tokens: of more than were measured as long as of those."""

@@ -29,34 +29,31 @@ class UnverifiedLoad:
 
 
 class UnverifiedLoads:
-    """All unverified loads."""
+    """All unverified loads: `loads`."""
 
     def __init__(self) -> None:
-        self._loads: list[UnverifiedLoad] = []
+        self.loads: list[UnverifiedLoad] = []
 
     def __repr__(self) -> str:
-        return f"<UnverifiedLoads {len(self._loads)}>"
+        return f"<UnverifiedLoads {len(self.loads)}>"
 
     def add_load(self, load: UnverifiedLoad) -> None:
         """Add a load that a step begins."""
-        self._loads.append(load)
+        self.loads.append(load)
 
     def settle_step(self, step: int) -> list[UnverifiedLoad]:
         """Remove the loads of step `step` and before, which have been reported, and return them."""
-        if not self._loads:
-            return []
-        settled = [load for load in self._loads if load.step <= step]
-        self._loads = [load for load in self._loads if load.step > step]
+        settled = [load for load in self.loads if load.step <= step]
+        self.loads = [load for load in self.loads if load.step > step]
         return settled
 
     def begin_step(self, step: int) -> None:
         """Step `step` begins: drop loads of steps so old that they will never be reported."""
-        if self._loads:
-            self.settle_step(step - STEPS_MAX)
+        self.settle_step(step - STEPS_MAX)
 
     def has_any_of(self, hashes: Sequence[bytes], held: int) -> bool:
         """Whether the first `held` of these blocks depend on an unverified load."""
-        return any(load.index < held and bytes(hashes[load.index]) == load.block_hash for load in self._loads)
+        return any(load.index < held and bytes(hashes[load.index]) == load.block_hash for load in self.loads)
 
 
 def first_bad_block(entry: Tracked, bad: Container[int]) -> int | None:

@@ -17,7 +17,7 @@ from kvpool_client.vllm.surface import Tensor
 class AbsentWorker:
     """See the module. `off`: the reason."""
 
-    loads_by_layer = saves_by_layer = is_quiet = False
+    loads_by_layer = saves_by_layer = False
 
     def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()

@@ -99,18 +99,22 @@ class WorkerHalf:
             self.tally.count(f"refusals_{code_of(error)}")
         return True
 
+    def stays_quiet(self, plan: StepPlan) -> bool:
+        """A step begins: whether it is as quiet as the one before it. If not, `begin_step` has to follow."""
+        if plan.loads or plan.saves or plan.cancelled:
+            return False
+        self._plan = plan
+        return True
+
     def begin_step(self, plan: StepPlan) -> None:
         """A step begins. Give up what an unfinished step has left."""
         is_asked = bool(plan.loads or plan.saves or plan.cancelled)
-        if self.is_quiet and not is_asked:
-            self._plan = plan
-            return
         self.is_quiet = False
         self._settle_sync()
         self._plan, self._seen, self._is_settled = plan, set(), False
         board = self._saver.board
         if plan.board and not board.has_attached:
-            self._guard.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
+            self._guard.call("attaching to the scheduler's memory", None, board.attach, plan.board, self._rank)
         self.saves_by_layer = any(not order.pin for order in plan.saves)
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
         # With synchronous loads, each step also shows which layers the model waits for before loads are settled.
@@ -139,7 +143,7 @@ class WorkerHalf:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
             self._sync.append(fetch)
-            self._guard.call("starting a load", None, lambda fetch=fetch: self._begin_load(fetch))  # type: ignore[misc]  # bound now
+            self._guard.call("starting a load", None, self._begin_load, fetch)
             for layer in range(len(self._layers)):
                 if layer not in self._trusted:
                     self._wait(fetch, layer)
@@ -238,7 +242,7 @@ class WorkerHalf:
         return fetch.finish()
 
     def _wait(self, fetch: Fetch, layer: int) -> None:
-        if not self._guard.call("waiting for a layer", False, lambda: fetch.wait_layer(layer)):
+        if not self._guard.call("waiting for a layer", False, fetch.wait_layer, layer):
             self._failed_step = self._plan.step
 
     def _settle_sync(self) -> None:

@@ -82,10 +82,10 @@ def test_a_step_is_idle_only_while_none_before_it_computes(start: StartEngine) -
     left = half._offers
     engine.step()
     assert left._left_ns > STEP_NS, "nothing is computed"
-    half._times._computing.add(half._step)
+    half._times._begun[half._step] = (0, 0, 0, True)
     engine.step()
     assert left._left_ns <= STEP_NS, "the step before has not been reported"
-    half._times._computing.clear()
+    half._times._begun.clear()
     engine.step()
     assert STEP_NS < left._left_ns <= IDLE_STEP_NS
 

@@ -44,7 +44,12 @@ def made_step(running: dict[str, tuple[int, int, int]], decoding: int = 0, *, fr
     counts = {name: count for name, (count, _, _) in entries.items()} | ({"fresh": fresh} if fresh else {})
     columns = SimpleNamespace(req_ids=[*entries], num_computed_tokens=[computed for _, _, computed in entries.values()])
     new = [SimpleNamespace(req_id="fresh", num_computed_tokens=0)] if fresh else []
-    step = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=columns, num_scheduled_tokens=counts)
+    step = SimpleNamespace(
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=columns,
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+    )
     requests = {
         name: SimpleNamespace(request=SimpleNamespace(num_tokens=known)) for name, (_, known, _) in entries.items()
     }

@@ -40,8 +40,9 @@ class Pin:
 
 
 class Pins:
-    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `wait_budget_s`: how long to
-    wait for saves where that is necessary.
+    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `board_path`: of the board on
+    which ranks post what their saves read, empty without one; `wait_budget_s`: how long to wait for saves where that is
+    necessary.
     """
 
     def __init__(self, ranks: int, clock: Clock, wait_budget_s: float) -> None:
@@ -54,6 +55,7 @@ class Pins:
         self._pins: dict[int, Pin] = {}
         self._held = 0
         self._calls: list[tuple[int, Callable[[], None]]] = []
+        self.board_path = ""
         self.last = 0
 
     def __repr__(self) -> str:
@@ -68,11 +70,6 @@ class Pins:
         """Whether blocks can be held."""
         return self._pool is not None
 
-    @property
-    def board_path(self) -> str:
-        """The path of the board on which ranks post what their saves read; empty without one."""
-        return self._board.path if self._board is not None else ""
-
     def hold_in(self, pool: BlockPool, drain: Drain | None) -> None:
         """Hold blocks in this pool from now on. `drain`: ends saves where an idle engine is not stepped."""
         self._pool = pool
@@ -80,6 +77,7 @@ class Pins:
         if drain is None and self._board is None:
             with contextlib.suppress(OSError):  # without it vLLM's resets fail while saves are under way
                 self._board = SaveBoard(self._ranks)
+                self.board_path = self._board.path
 
     def close(self) -> None:
         """Close the board."""

@@ -11,6 +11,7 @@ Nothing computed from KV that never came is ordered. The scheduler's thread.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import compress
 
 from kvpool.clock import Deadline
 from kvpool_client.vllm.identity.geometry import Geometry
@@ -26,7 +27,8 @@ from kvpool_client.vllm.surface import EngineStep, RunningRequests
 class SavePlanner:
     """Block tables of the running requests, kept step by step, and what to save of them.
 
-    Invariant: a scheduled request with chunks to save is in `_open`.
+    Invariant: a scheduled request with chunks to save is in `_open`, with a number of tokens below which the next of them is
+    not whole.
     """
 
     def __init__(self, geometry: Geometry, pins: Pins, sightings: SightingCounts) -> None:
@@ -44,12 +46,19 @@ class SavePlanner:
         self._held_back: list[SaveOrder] = []
         # By step what was ordered beside a synchronous load that is not known to have gone well: workers drop it if it fails.
         self._beside_loads: dict[int, tuple[SaveOrder, ...]] = {}
-        self._open: set[str] = set()
+        self._open: dict[str, int] = {}
 
     def plan(
         self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
     ) -> tuple[SaveOrder, ...]:
         """The saves of step `number`, and those of earlier steps that were held back until now."""
+        running = step.scheduled_cached_reqs
+        if running.resumed_req_ids or any(running.new_block_ids):
+            self._extend_tables(running, requests)
+        if not (
+            self._open or step.scheduled_new_reqs or loads or self._unconfirmed or self._held_back or self._beside_loads
+        ):
+            return ()
         steps = self._computed_tokens(step, requests)
         has_loads = bool(loads) and any(not order.is_async for order in loads)
         if self._is_sharded and has_loads:
@@ -99,7 +108,7 @@ class SavePlanner:
     def plan_from(self, entry: Tracked, chunk: int) -> None:
         """Plan a request's chunks from this one on again: stored ones are found present."""
         entry.chunks_planned = min(entry.chunks_planned, chunk)
-        self._open.add(entry.request.request_id)
+        self._open[entry.request.request_id] = 0
 
     def plan_behind_bad_blocks(self, bad: Container[int], requests: Mapping[str, Tracked]) -> None:
         """Blocks were never filled: plan what lies behind the first one of a request again, where vLLM computes it again.
@@ -133,13 +142,17 @@ class SavePlanner:
             if not entry.retry.has_passed():
                 self.plan_from(entry, chunk)
 
+    def forget(self, request_id: str) -> None:
+        """A request has ended, or is tracked no longer."""
+        self._open.pop(request_id, None)
+
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """Drop the block tables: a step's could not be read, so that the changed ones are outdated."""
         for entry in requests.values():
             entry.tables = None
 
     def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, range]:
-        """Brings the block tables up to date; the tokens that each scheduled request with chunks to save computes.
+        """The tokens that each scheduled request with chunks to save computes. Begins the block tables of new ones.
 
         Others are not touched: a forward pass has evicted them from the processor's caches, which costs more than the work.
         """
@@ -148,30 +161,28 @@ class SavePlanner:
             entry = requests.get(fresh.req_id)
             if entry is not None:
                 entry.tables = tuple(list(table) for table in fresh.block_ids)
-                self._open.add(fresh.req_id)
+                self._open[fresh.req_id] = 0
                 computed[fresh.req_id] = _step_of(fresh.req_id, fresh.num_computed_tokens, step)
-        running = step.scheduled_cached_reqs
-        self._extend_tables(running, requests)
         if not self._open:
             return computed
-        self._open.intersection_update(requests)
-        for place, request_id in enumerate(running.req_ids):
-            if request_id not in self._open:
+        running, counts, size = step.scheduled_cached_reqs, step.num_scheduled_tokens, self._geometry.chunk_tokens
+        for request_id, begun in zip(running.req_ids, running.num_computed_tokens, strict=True):
+            whole = self._open.get(request_id)
+            if whole is None or begun + counts.get(request_id, 0) < whole:
                 continue
-            entry = requests[request_id]
-            if entry.chunks_planned < entry.save_chunks:
-                computed[request_id] = _step_of(request_id, running.num_computed_tokens[place], step)
+            entry = requests.get(request_id)
+            if entry is not None and entry.chunks_planned < entry.save_chunks:
+                computed[request_id] = _step_of(request_id, begun, step)
+                self._open[request_id] = (entry.chunks_planned + 1) * size
             else:
-                self._open.discard(request_id)
+                del self._open[request_id]
         return computed
 
     def _extend_tables(self, running: RunningRequests, requests: Mapping[str, Tracked]) -> None:
         resumed = running.resumed_req_ids
-        self._open.update(resumed)
-        for place, blocks in enumerate(running.new_block_ids):
-            if blocks is None and not resumed:
-                continue
-            request_id = running.req_ids[place]
+        self._open.update(dict.fromkeys(resumed, 0))
+        changes = zip(running.req_ids, running.new_block_ids, strict=True)
+        for request_id, blocks in changes if resumed else compress(changes, running.new_block_ids):
             entry = requests.get(request_id)
             if entry is None:
                 continue
