@@ -27,11 +27,12 @@ from kvpool.errors import KVPoolError
 from kvpool.ids import ConnectionId
 from kvpool.key_column import packed_bytes
 from kvpool.layout import Layout
+from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
 from kvpool.protocol import columns, frames
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.lease_frames import LeaseFrames
 from kvpool.server.connections.turns import Turns
@@ -41,6 +42,25 @@ from kvpool.server.service import VERBS, engine_handlers
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
 SHORT, LONG = 4, 512
 SHORT_ROUNDS, LONG_ROUNDS, WARM_ROUNDS = 15, 9, 3
+# Of a hybrid model. A hit of GROUPED chunks needs all of the first group, and the last ones of each other.
+GROUPS = Layout(
+    chunk_tokens=CHUNK.chunk_tokens,
+    groups=(
+        Group(layers=1, kv_heads=1, head_dim=16, dtype="uint8"),
+        *(
+            Group(kind="window", window=window, layers=1, kv_heads=1, head_dim=16, dtype="uint8")
+            for window in (512, 1024, 4096)
+        ),
+    ),
+)
+GROUPED = 32
+# Layout, chunks of a prompt, how often it is counted, and how its rows name it.
+PROMPTS = (
+    (CHUNK, SHORT, SHORT_ROUNDS, f"{SHORT} chunks"),
+    (CHUNK, LONG, LONG_ROUNDS, f"{LONG} chunks"),
+    (CHUNK, GROUPED, LONG_ROUNDS, f"{GROUPED} chunks"),
+    (GROUPS, GROUPED, LONG_ROUNDS, f"{GROUPED} chunks of {len(GROUPS.groups)} groups"),
+)
 SEED = 3
 SETTLE_S = 0.05
 MODEL = "counted"
@@ -102,56 +122,66 @@ class DaemonSide:
             f"events.publish=ipc://{os.getcwd()}/events",
         )
         self._pool = Pool(load_config(None, list(options)), clock)
-        session = self._pool.open_session(ConnectionId(1), MODEL, CHUNK)
         self._answers, self._sequence, times = Answers(), 0, RequestTimes(VERBS)
-        self._connection = Connection(
-            session.connection,
-            engine_handlers(self._pool, session, user=None, clock=clock),
-            clock=clock,
-            turns=Turns(clock),
-            times=times,
-            on_closed=lambda _: None,
-            on_protocol_error=lambda: None,
-            on_failed=lambda _: None,
-            serve_at_once=LeaseFrames(self._pool.chains, times, clock).of_session(session),
-        )
-        self._connection.connection_made(self._answers)  # type: ignore[arg-type]  # as much of a transport as is used
+        turns, at_once = Turns(clock), LeaseFrames(self._pool.chains, times, clock)
+        self._connections = {}
+        for number, layout in enumerate((CHUNK, GROUPS), 1):
+            session = self._pool.open_session(ConnectionId(number), MODEL, layout)
+            self._connections[layout] = connection = Connection(
+                session.connection,
+                engine_handlers(self._pool, session, user=None, clock=clock),
+                clock=clock,
+                turns=turns,
+                times=times,
+                on_closed=lambda _: None,
+                on_protocol_error=lambda: None,
+                on_failed=lambda _: None,
+                serve_at_once=at_once.of_session(session),
+            )
+            connection.connection_made(self._answers)  # type: ignore[arg-type]  # as much of a transport as is used
 
     async def run(self) -> None:
-        """Every request of an engine for a prompt, of few chunks and of many."""
+        """Every request of an engine for a prompt, of few chunks and of many, and over groups."""
         await self._pool.start()
-        for chunks, rounds in ((SHORT, SHORT_ROUNDS), (LONG, LONG_ROUNDS)):
+        for layout, chunks, rounds, name in PROMPTS:
             for number in range(WARM_ROUNDS + rounds):
-                await self._serve_prompt(chunks, is_counted=number >= WARM_ROUNDS)
+                await self._serve_prompt(layout, chunks, name if number >= WARM_ROUNDS else "")
         problems = self._pool.verify()["problems"]
         await self._pool.stop()
         if problems:
             raise KVPoolError(f"the pool is broken: {problems[0]}")
 
-    async def _serve_prompt(self, chunks: int, *, is_counted: bool) -> None:
+    async def _serve_prompt(self, layout: Layout, chunks: int, name: str) -> None:
         """Save a new prompt, from the third one on in the place of others, and lease it."""
-        keys = self._random.bytes(packed_bytes(chunks))
+        parts = layout.group_layouts
+        keys = [self._random.bytes(packed_bytes(part.chunks_of(chunks))) for part in parts]
         tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32).tobytes()
+        runs = [
+            ReserveRun(group, RunForm.ROOT if part.is_chained else RunForm.ALONE, part.chunks_of(chunks))
+            for group, part in enumerate(parts)
+        ]
 
         async def ask(verb: str, record: object) -> list[Any]:
-            return await self._ask(f"daemon: {verb}, {chunks} chunks" if is_counted else "", record)
+            return await self._ask(layout, f"daemon: {verb}, {name}" if name else "", record)
 
-        made = await ask("reserve", reserve_chain(b"", keys))
-        await ask("commit", m.Commit(made[0], bytes(CHUNK.extents * 4 * chunks), tokens))
-        leased = await ask("acquire", m.Acquire(keys[-packed_bytes(1) :], chunks))
+        made = await ask("reserve", m.Reserve(pack_runs(runs), b"".join(keys)))
+        await ask("commit", m.Commit(made[0], bytes(CHUNK.extents * 4 * layout.rows_of(chunks)), tokens))
+        leaves = [of[-packed_bytes(1) :] if part.is_chained else of for part, of in zip(parts, keys, strict=True)]
+        leased = await ask("acquire", m.Acquire(b"".join(leaves), chunks))
         if leased[1] != chunks:
             raise KVPoolError(f"{leased[1]} of {chunks} chunks were leased: the counted requests prove nothing")
         await ask("release", one_way.DropLeases(columns.pack_numbers(leased[:1])))
 
-    async def _ask(self, name: str, record: object) -> list[Any]:
+    async def _ask(self, layout: Layout, name: str, record: object) -> list[Any]:
         """The fields of the answer, after which the daemon has time for what follows from the request."""
+        connection = self._connections[layout]
         self._sequence += 1
         self._answers.written.clear()
         sent = m.encode(record, self._sequence)
         is_answered = record.KIND not in one_way.UNANSWERED  # type: ignore[attr-defined]
         with self._counted(name):
-            self._connection.data_received(sent)
-            while self._connection.is_waiting or (is_answered and not self._answers.written):
+            connection.data_received(sent)
+            while connection.is_waiting or (is_answered and not self._answers.written):
                 await asyncio.sleep(0)
         await asyncio.sleep(SETTLE_S)
         answers = b"".join(self._answers.written)
@@ -167,27 +197,30 @@ class ClientSide:
         self._random = np.random.default_rng(SEED)
 
     def run(self) -> None:
-        """Every call of an engine for a prompt, of few chunks and of many."""
-        with kv.connect(self._socket, model=MODEL, revision="1", layout=CHUNK, timeout_s=60.0) as pool:
-            for chunks, rounds in ((SHORT, SHORT_ROUNDS), (LONG, LONG_ROUNDS)):
+        """Every call of an engine for a prompt, of few chunks and of many, and over groups."""
+        for layout, chunks, rounds, name in PROMPTS:
+            with kv.connect(self._socket, model=MODEL, revision="1", layout=layout, timeout_s=60.0) as pool:
                 for number in range(WARM_ROUNDS + rounds):
-                    self._serve_prompt(pool, chunks, is_counted=number >= WARM_ROUNDS)
+                    self._serve_prompt(pool, chunks, name if number >= WARM_ROUNDS else "")
 
-    def _serve_prompt(self, pool: kv.Pool, chunks: int, *, is_counted: bool) -> None:
+    def _serve_prompt(self, pool: kv.Pool, chunks: int, name: str) -> None:
         """Save a new prompt, and lease it."""
         tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32)
-        rows = np.zeros((chunks, CHUNK.chunk_bytes), np.uint8)
 
         def call(verb: str, work: Callable[[], Any]) -> Any:
-            with self._counted(f"client: {verb}, {chunks} chunks" if is_counted else ""):
+            with self._counted(f"client: {verb}, {name}" if name else ""):
                 return work()
 
         keys = call("keys", lambda: pool.keys(tokens))
-        save = call("save", lambda: pool.save(keys, from_=rows))
+        rows = [
+            np.zeros((len(of_group), part.chunk_bytes), np.uint8)
+            for of_group, part in zip(pool.chunks_to_save(keys), pool.layout.group_layouts, strict=True)
+        ]
+        save = call("save", lambda: pool.save(keys, from_=rows if pool.layout.groups else rows[0]))
         stored = call("commit", save.commit)
         hit = call("lookup", lambda: pool.lookup(keys))
         lease = call("acquire", lambda: pool.acquire(hit))
-        if stored.stored != chunks or lease.chunks != chunks:
+        if stored.stored != sum(map(len, rows)) or lease.chunks != chunks:
             raise KVPoolError(f"not all of {chunks} chunks were stored and leased: the counted calls prove nothing")
         call("release", lease.release)
         pool.claim(bytes(32))  # answered when the release has been served
