@@ -24,15 +24,6 @@ def keys_in(packed: bytes) -> int:
     return len(packed) // KEY_BYTES
 
 
-def last_keys(columns: Sequence[bytes], counts: Sequence[int | None], end: int) -> bytes:
-    """So many keys of each of these columns' bytes before place `end`, or all of them that there are: None is all."""
-    parts = []
-    for column, count in zip(columns, counts, strict=True):
-        first = 0 if count is None or count > end else end - count
-        parts.append(column[first * KEY_BYTES : end * KEY_BYTES])
-    return b"".join(parts)
-
-
 class KeyColumn(Sequence[bytes]):
     """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
 

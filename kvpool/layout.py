@@ -8,6 +8,7 @@ Invariant: two Layouts with the same fingerprint store the same bytes for the sa
 """
 
 import struct
+import sys
 from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
@@ -78,9 +79,13 @@ class Layout:
     group: GroupRole | None = None
     # Of each group, made once: engines and the pool ask for them in every call. Empty for a plain layout.
     _group_layouts: "tuple[Layout, ...]" = field(default=(), init=False, repr=False, compare=False)
+    # Of each group how many chunks the longest hit needs. Empty for a plain layout.
+    _chunks_needed: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_group_layouts", self._take_groups() if self.groups else ())
+        needed = tuple(group.chunks_of(sys.maxsize) for group in self._group_layouts)
+        object.__setattr__(self, "_chunks_needed", needed)
         if self.groups:
             return
         _check_count("layers", self.layers, LAYERS_MAX)
@@ -292,7 +297,9 @@ class Layout:
 
     def rows_of(self, chunks: int) -> int:
         """How many chunks of all groups a hit of so many chunks needs."""
-        return sum([group.chunks_of(chunks) for group in self._group_layouts]) if self._group_layouts else chunks
+        if not self._chunks_needed:
+            return chunks
+        return sum([most if most < chunks else chunks for most in self._chunks_needed])
 
     @property
     def parts(self) -> "tuple[Layout, ...]":

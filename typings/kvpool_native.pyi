@@ -240,6 +240,26 @@ class Mapping:
 
     def __repr__(self) -> str: ...
 
+class HitNeeds:
+    """
+    What a hit needs of each column of a prompt's keys. Immutable; any thread.
+    """
+
+    def __init__(self, runs: Sequence[int], elsewhere_max: int) -> None:
+        """
+        `runs`: how many chunks before its end, of each column; 0: all, as a chain. `elsewhere_max`: so many chunks of columns that
+        are no chains may be on other nodes; a hit with more of them is sought among this node's chunks.
+        """
+
+    def keys_of(self, columns: tuple[bytes, ...], end: int, leaves: bool) -> bytes:
+        """
+        The keys that a hit of `end` chunks needs of each column, one column's behind another's; `leaves`: of a chain the last one
+        alone.
+        """
+
+    @property
+    def runs(self) -> list[int]: ...
+
 class IndexView:
     """Read side of the shared index; a hit is a hint with a generation."""
 
@@ -254,6 +274,12 @@ class IndexView:
     def last_run(self, keys: bytes, end: int, length: int, here: bool = True) -> tuple[int, bytes]:
         """
         (end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level of each of them; here: on this node, otherwise on another one, too. GIL released.
+        """
+
+    def find_hit(self, needs: HitNeeds, columns: tuple[bytes, ...], end: int, here: bool = False) -> tuple[bytes, int]:
+        """
+        (levels, chained): the level of each chunk of the longest hit of `end` chunks at most, the slowest among the columns that need
+        it, and how far the chains alone reach; here: of this node's chunks alone. GIL released over many.
         """
 
     def is_being_written(self, key: bytes) -> bool:

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "shared_index/chunk_table.h"
+#include "shared_index/hit_needs.h"
 #include "shared_index/landing_board.h"
 #include "base/freed_memory.h"
 #include "base/memory.h"
@@ -81,6 +82,51 @@ std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& k
   }
   const size_t count = std::min(found, length);
   return {found, nb::bytes(levels.data() + (found - count), count)};
+}
+
+using KeyColumns = nb::typed<nb::tuple, nb::bytes, nb::ellipsis>;
+
+// The columns of a prompt's keys, as long as they live.
+std::vector<std::span<const uint8_t>> columns_in(const HitNeeds& needs, const KeyColumns& columns, size_t end) {
+  std::vector<std::span<const uint8_t>> found;
+  found.reserve(columns.size());
+  for (const nb::handle column : columns) {
+    const auto keys = nb::cast<nb::bytes>(column);
+    found.emplace_back(static_cast<const uint8_t*>(keys.data()), keys.size());
+    if (keys.size() / KEY_BYTES < end) {
+      throw nb::value_error("a column must have end keys of 32 bytes, or more");
+    }
+  }
+  if (found.size() != needs.runs().size()) {
+    throw nb::value_error("there must be a column for each run");
+  }
+  return found;
+}
+
+std::pair<nb::bytes, size_t> find_hit(const IndexView& index, const HitNeeds& needs, const KeyColumns& columns, size_t end, bool here) {
+  const auto given = columns_in(needs, columns, end);
+  FoundHit hit;
+  {
+    const GilReleasedOver released(given.size() * end * KEY_BYTES);
+    hit = needs.find(index, given, end, here);
+  }
+  return {nb::bytes(hit.levels.data(), hit.levels.size()), hit.chained};
+}
+
+nb::bytes keys_of_hit(const HitNeeds& needs, const KeyColumns& columns, size_t end, bool leaves) {
+  const std::string keys = needs.keys_of(columns_in(needs, columns, end), end, leaves);
+  return nb::bytes(keys.data(), keys.size());
+}
+
+void bind_hit_needs(nb::module_& module) {
+  nb::class_<HitNeeds>(module, "HitNeeds", "What a hit needs of each column of a prompt's keys. Immutable; any thread.")
+      .def(nb::init<std::vector<size_t>, size_t>(), "runs"_a, "elsewhere_max"_a,
+           "`runs`: how many chunks before its end, of each column; 0: all, as a chain. `elsewhere_max`: so many chunks of columns that\n"
+           "are no chains may be on other nodes; a hit with more of them is sought among this node's chunks.")
+      .def("keys_of", &keys_of_hit, "columns"_a, "end"_a, "leaves"_a,
+           "The keys that a hit of `end` chunks needs of each column, one column's behind another's; `leaves`: of a chain the last one\n"
+           "alone.")
+      .def_prop_ro("runs", &HitNeeds::runs);
 }
 
 uint64_t count_current(const IndexView& index, const nb::bytes& slots, const nb::bytes& generations) {
@@ -179,6 +225,9 @@ void bind_index_view(nb::module_& module) {
       .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a, "here"_a = true,
            "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level "
            "of each of them; here: on this node, otherwise on another one, too. GIL released.")
+      .def("find_hit", &find_hit, "needs"_a, "columns"_a, "end"_a, "here"_a = false,
+           "(levels, chained): the level of each chunk of the longest hit of `end` chunks at most, the slowest among the columns that need\n"
+           "it, and how far the chains alone reach; here: of this node's chunks alone. GIL released over many.")
       .def("is_being_written", &is_being_written, "key"_a, "Whether somebody is saving the chunk, or it is on its way from another tier.")
       .def(
           "generation_at",
@@ -275,6 +324,7 @@ void bind_memory(nb::module_& module) {
       },
       "mapping"_a, "nodes"_a, nb::kw_only(), "in_turns"_a, "Where new pages come from; 0 or an errno.");
   bind_mapping(module);
+  bind_hit_needs(module);
   bind_index_view(module);
   bind_landings(module);
 }

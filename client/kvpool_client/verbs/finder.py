@@ -1,9 +1,8 @@
 """Finder: lookups of one Pool. In shared memory, and for what that lacks in the store that nodes share, where there is one.
 
 A hit is the longest one that every group of the layout can serve; a plain layout is one full group. A full group serves any
-prefix of its leading run. A window or a state serves an end before which its last chunks are all there. The search begins at
-the end of the shortest full run, and has each window and state lower it to the last end that it can serve, until none does: the
-greatest end that suits all, because each answer is the greatest one below.
+prefix of its leading run. A window or a state serves an end before which its last chunks are all there. One native call seeks
+it in shared memory (`native/shared_index/hit_needs.h`).
 
 A lookup in shared memory costs no request: it reads this node's index, and behind it the table of other nodes' chunks, which
 are fetched with a lease. Chunks of the shared store are in no table: a lookup that ends before its last key asks the daemon for
@@ -17,12 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import kvpool_native
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn, keys_in, last_keys
+from kvpool.key_column import KeyColumn, keys_in
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
-from kvpool.states import DRAM, PEER
+from kvpool.states import PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
@@ -33,7 +33,7 @@ from kvpool_client.verbs.store_search import ELSEWHERE_MAX, StoreSearch, can_sea
 
 log = logging.getLogger(__name__)
 
-_DRAM_ALONE, _PEER_ALONE = bytes([DRAM]), bytes([PEER])
+_PEER_ALONE = bytes([PEER])
 
 
 class Finder:
@@ -48,15 +48,16 @@ class Finder:
         self._link = link
         self._counters = counters
         ranks = len(layout.ranks)
-        # By column: None for a full group, else how many chunks before a hit's end it needs. The same by leaves.
+        # By column: None for a full group, else how many chunks before a hit's end it needs.
         self._runs = [
             None if part.is_chained else part.chunks_of(m.KEYS_MAX)
             for part in layout.group_layouts
             for _ in range(ranks)
         ]
-        self._leaf_runs = [1 if run is None else run for run in self._runs]
-        self._full = [number for number, run in enumerate(self._runs) if run is None]
-        self._others = [(number, run) for number, run in enumerate(self._runs) if run is not None]
+        others = [run for run in self._runs if run is not None]
+        self.has_windows = bool(others)  # of windows or states: a hit ends where they were stored for, and nowhere else
+        self._chains = len(self._runs) - len(others)
+        self._needs = kvpool_native.HitNeeds([run or 0 for run in self._runs], ELSEWHERE_MAX)
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s, clock=clock)
         named, held = chunks_named(layout, ranks), chunks_held(layout, ranks)
         self.chunks_max = min(named, held)
@@ -69,15 +70,10 @@ class Finder:
                 self.chunks_max,
                 layout.chunk_tokens,
                 HOLDS_MAX,
-                sum(run for _, run in self._others),
+                sum(others),
                 len(layout.groups),
                 ranks,
             )
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether a hit needs chunks of windows or states: it ends where they were stored for, and nowhere else."""
-        return bool(self._others)
 
     def lookup(self, keys: KeyChain, owner: str = "", *, chunks_max: int | None = None, is_counted: bool = True) -> Hit:
         """See `Pool.lookup`. `is_counted`: in the usage that hit rates are made of."""
@@ -96,8 +92,8 @@ class Finder:
         if session is None or not chains:
             return []
         columns = zip(*(keys.columns() for keys in chains), strict=True)
-        joined = [b"".join(of_chains) for of_chains in columns]
-        levels = self._run(session, joined, keys_in(joined[0]))
+        joined = tuple(b"".join(of_chains) for of_chains in columns)
+        levels, _ = session.index.find_hit(self._needs, joined, keys_in(joined[0]))
         ends = np.cumsum([len(keys) for keys in chains])
         here = len(levels) - len(levels.lstrip(LEVELS_HERE))
         whole = int(np.searchsorted(ends, here, side="right"))
@@ -147,19 +143,7 @@ class Finder:
         if not end:
             return Hit(0, 0, b"", keys)
         columns = keys.columns()
-        full_columns = [columns[number] for number in self._full] if self._others else columns
-        if len(full_columns) == 1:
-            levels = session.index.lookup(full_columns[0], end)
-        else:
-            levels = self._run(session, full_columns, end) if full_columns else _DRAM_ALONE * end
-        if is_here:
-            levels = levels[: len(levels) - len(levels.lstrip(LEVELS_HERE))]
-        full = len(levels)
-        if full and self._others:
-            run_end, found = self._windows(session, columns, full, is_here=is_here)
-            if sum([len(of_run.translate(None, LEVELS_HERE)) for of_run in found]) > ELSEWHERE_MAX:
-                return self._find(session, keys, end, is_here=True)
-            levels = _slowest(levels[:run_end], found)
+        levels, full = session.index.find_hit(self._needs, columns, end, is_here)
         chunks, pace = len(levels), None
         if levels and levels[-1] == PEER:
             pace = session.peer_pace(columns[0], chunks - 1)
@@ -167,42 +151,11 @@ class Finder:
 
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
-        return last_keys(keys.columns(), self._runs, chunks)
+        return self._needs.keys_of(keys.columns(), chunks, False)
 
     def leaves_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The same, with the last key of each full group's chain for all of it; none where that is no shorter, or for more
         chunks than may be named so."""
-        if chunks == 1 or not 0 < chunks * len(self._full) <= m.LEAF_CHUNKS_MAX:
+        if chunks == 1 or not 0 < chunks * self._chains <= m.LEAF_CHUNKS_MAX:
             return b""
-        return last_keys(keys.columns(), self._leaf_runs, chunks)
-
-    def _run(self, session: Session, columns: Sequence[bytes], end: int) -> bytes:
-        """The level of each chunk of the leading run that all chains have, `end` chunks at most: the slowest of theirs."""
-        levels = session.index.lookup(columns[0], end)
-        for column in columns[1:]:
-            of_chain = session.index.lookup(column, len(levels))
-            levels = _slowest(levels[: len(of_chain)], [of_chain])
-        return levels
-
-    def _windows(
-        self, session: Session, columns: Sequence[bytes], end: int, *, is_here: bool
-    ) -> tuple[int, list[bytes]]:
-        """The last end, `end` at most, before which each window and state has its chunks, and their levels; 0 and none where
-        there is none."""
-        found, before = [b""] * len(self._others), -1
-        while end and end != before:
-            before = end
-            for place, (number, run) in enumerate(self._others):
-                end, found[place] = session.index.last_run(columns[number], end, run, is_here)
-        return end, found if end else []
-
-
-def _slowest(levels: bytes, runs: Sequence[bytes]) -> bytes:
-    """The slower level of each chunk, by `levels` and by that of each run, whose last chunk is the last one of them."""
-    if all(levels.endswith(run) for run in runs):
-        return levels
-    slowest = np.frombuffer(levels, np.uint8).copy()
-    for run in runs:
-        of_run = slice(len(levels) - len(run), len(levels))
-        slowest[of_run] = np.maximum(slowest[of_run], np.frombuffer(run, np.uint8))
-    return slowest.tobytes()
+        return self._needs.keys_of(keys.columns(), chunks, True)
