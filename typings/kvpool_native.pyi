@@ -90,13 +90,13 @@ def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), orde
 def hash_leaves(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes: ...
 
 @overload
-def hash_chunks(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parent: bytes) -> tuple[bytes, bytes]:
+def hash_chunks(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parents: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
     """
-    (leaves, keys): `hash_leaves` and `chain_keys` behind one parent, in the time of the first. GIL released over many.
+    (leaves, keys): `hash_leaves` and, behind each parent, `chain_keys`; of one in the time of the first. GIL released over many.
     """
 
 @overload
-def hash_chunks(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parent: bytes) -> tuple[bytes, bytes]: ...
+def hash_chunks(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int, parents: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]: ...
 
 def chain_keys(parents: bytes, leaves: bytes) -> bytes:
     """

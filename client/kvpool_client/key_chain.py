@@ -172,26 +172,26 @@ class KeyChain:
 
     def _append_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
         """Append full chunks of tokens."""
-        if self._extra or len(self._columns) > 1:
+        if self._extra:
             self._append(kvpool_native.hash_leaves(tokens, self.chunk_tokens))
-            return
-        (column,) = self._columns
-        parent = KeyColumn(column)[-1] if column else self._roots[0]
-        leaves, keys = kvpool_native.hash_chunks(tokens, self.chunk_tokens, parent)
-        self._leaves += leaves
-        self._columns = (column + keys,)
-        self.chunks += len(tokens) // self.chunk_tokens
+        else:
+            self._add(*kvpool_native.hash_chunks(tokens, self.chunk_tokens, self._last_keys()))
 
     def _append(self, leaves: bytes) -> None:
         leaves = self._mix_extra(leaves, len(self)) if self._extra else leaves
-        keys = self._chained(self._last_keys(), leaves)
+        self._add(leaves, self._chained(self._last_keys(), leaves))
+
+    def _add(self, leaves: bytes, keys: tuple[bytes, ...]) -> None:
+        """Append leaves, and their keys to each column."""
+        if self._leaves:
+            keys = tuple([column + more for column, more in zip(self._columns, keys, strict=True)])
+        self._columns = keys
         self._leaves += leaves
-        self._columns = tuple([column + more for column, more in zip(self._columns, keys, strict=True)])
         self.chunks = keys_in(self._leaves)
 
-    def _last_keys(self) -> Sequence[bytes]:
+    def _last_keys(self) -> tuple[bytes, ...]:
         """The key of the last chunk in each column, behind which the next ones go; the roots before the first one."""
-        return [KeyColumn(column)[-1] for column in self._columns] if self.chunks else self._roots
+        return tuple([KeyColumn(column)[-1] for column in self._columns]) if self.chunks else self._roots
 
     @staticmethod
     def _chained(parents: Sequence[bytes], leaves: bytes) -> tuple[bytes, ...]:

@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -68,25 +70,49 @@ nb::bytes leaves_of(const Tokens<Token>& tokens, size_t chunk_tokens) {
   return leaves;
 }
 
+using Keys = nb::typed<nb::tuple, nb::bytes, nb::ellipsis>;
+
+std::string packed(const Keys& parents) {
+  std::string joined;
+  for (const nb::handle parent : parents) {
+    const auto key = nb::cast<nb::bytes>(parent);
+    if (key.size() != HASH_BYTES) {
+      throw nb::value_error("each of the parents must have 32 bytes");
+    }
+    joined.append(key.c_str(), key.size());
+  }
+  return joined;
+}
+
 template <typename Token>
-std::pair<nb::bytes, nb::bytes> chunks_of(const Tokens<Token>& tokens, size_t chunk_tokens, const nb::bytes& parent) {
-  if (chunk_tokens == 0 || parent.size() != HASH_BYTES) {
-    throw nb::value_error("chunk_tokens must be positive, and parent have 32 bytes");
+std::pair<nb::bytes, Keys> chunks_of(const Tokens<Token>& tokens, size_t chunk_tokens, const Keys& parents) {
+  const std::string roots = packed(parents);
+  if (chunk_tokens == 0 || roots.empty()) {
+    throw nb::value_error("chunk_tokens must be positive, and there must be a parent");
   }
   const size_t chunks = tokens.size() / chunk_tokens;
   nb::bytes leaves = unwritten(chunks * HASH_BYTES);
-  nb::bytes keys = unwritten(chunks * HASH_BYTES);
+  const auto keys = std::make_unique_for_overwrite<uint8_t[]>(chunks * roots.size());
   bool fits = true;
   {
     const GilReleasedOver released(tokens.nbytes());
+    const std::span<const uint8_t> behind(reinterpret_cast<const uint8_t*>(roots.data()), roots.size());
     if constexpr (sizeof(Token) == sizeof(int64_t)) {
-      fits = hash_chunks(tokens.data(), chunk_tokens, chunks, readable(parent), writable(leaves), writable(keys));
+      fits = hash_chunks(tokens.data(), chunk_tokens, chunks, behind, writable(leaves), keys.get());
     } else {
-      hash_chunks(tokens.data(), chunk_tokens, chunks, readable(parent), writable(leaves), writable(keys));
+      hash_chunks(tokens.data(), chunk_tokens, chunks, behind, writable(leaves), keys.get());
     }
   }
   require_tokens(fits);
-  return {std::move(leaves), std::move(keys)};
+  Keys columns = nb::steal<Keys>(PyTuple_New(static_cast<Py_ssize_t>(parents.size())));
+  for (size_t chain = 0; columns.is_valid() && chain < parents.size(); ++chain) {
+    nb::bytes column(keys.get() + chain * chunks * HASH_BYTES, chunks * HASH_BYTES);
+    PyTuple_SET_ITEM(columns.ptr(), static_cast<Py_ssize_t>(chain), column.release().ptr());
+  }
+  if (!columns.is_valid()) {
+    throw nb::python_error();
+  }
+  return {std::move(leaves), std::move(columns)};
 }
 
 nb::bytes chain(const nb::bytes& parents, const nb::bytes& leaves) {
@@ -150,9 +176,9 @@ void bind_keys(nb::module_& module) {
   module.def("hash_leaves", &leaves_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a,
              "Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released over many.");
   module.def("hash_leaves", &leaves_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a);
-  module.def("hash_chunks", &chunks_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parent"_a,
-             "(leaves, keys): `hash_leaves` and `chain_keys` behind one parent, in the time of the first. GIL released over many.");
-  module.def("hash_chunks", &chunks_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parent"_a);
+  module.def("hash_chunks", &chunks_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parents"_a,
+             "(leaves, keys): `hash_leaves` and, behind each parent, `chain_keys`; of one in the time of the first. GIL released over many.");
+  module.def("hash_chunks", &chunks_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parents"_a);
   module.def("chain_keys", &chain, "parents"_a, "leaves"_a,
              "Keys of the chunks that follow each of the packed `parents`: those of one behind those of another. GIL released over many.");
   module.def("mix_leaf", &mixed, "leaf"_a, "payload"_a, "A leaf with content mixed in.");

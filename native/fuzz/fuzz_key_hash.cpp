@@ -28,7 +28,7 @@ void check_leaves(const std::vector<int32_t>& tokens, size_t chunk_tokens) {
   chain_keys(parent, 1, leaves.data(), chunks, keys.data());
   Hash leaves_at_once(leaves.size());
   Hash keys_at_once(leaves.size());
-  hash_chunks(tokens.data(), chunk_tokens, chunks, parent, leaves_at_once.data(), keys_at_once.data());
+  hash_chunks(tokens.data(), chunk_tokens, chunks, {parent, HASH_BYTES}, leaves_at_once.data(), keys_at_once.data());
   FUZZ_EXPECT(leaves_at_once == leaves && keys_at_once == keys);
   const size_t first = chunks / 2;
   if (first > 0) {

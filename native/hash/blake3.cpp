@@ -12,8 +12,11 @@ namespace blake3_detail {
 #if defined(__x86_64__)
 void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
 void hash_chunk_avx512(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
+void hash_pairs_avx2(const ChainsWork& work, size_t count) noexcept;
+void hash_pairs_avx512(const ChainsWork& work, size_t count) noexcept;
 #elif defined(__aarch64__)
 void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out, PairChain* chain) noexcept;
+void hash_pairs_neon(const ChainsWork& work, size_t count) noexcept;
 #endif
 }  // namespace blake3_detail
 
@@ -58,6 +61,30 @@ void hash_chunk(LaneWidth width, const HashWords& key, const ChunkWork& work, si
   KVPOOL_DCHECK(count == 1);
   static_cast<void>(chain);  // one input leaves no room beside it
   hash_chunk_scalar(key, work, out);
+}
+
+void hash_chains_scalar(const HashKey& key, const ChainsWork& work) noexcept {
+  PairChain chain{key, {}, work.inputs, work.steps, work.results};
+  std::memcpy(chain.link.data(), work.parents, HASH_BYTES);
+  blake3_hash_pairs(chain);
+}
+
+// REQUIRES: 1 <= count <= lanes of the width.
+void hash_chains(LaneWidth width, const HashKey& key, const ChainsWork& work, size_t count) noexcept {
+#if defined(__x86_64__)
+  if (width == LaneWidth::AVX512 && count > 1) {
+    return hash_pairs_avx512(work, count);
+  }
+  if (width == LaneWidth::AVX2 && count > 1) {
+    return hash_pairs_avx2(work, count);
+  }
+#elif defined(__aarch64__)
+  if (width == LaneWidth::NEON && count > 1) {
+    return hash_pairs_neon(work, count);
+  }
+#endif
+  KVPOOL_DCHECK(count == 1);
+  hash_chains_scalar(key, work);
 }
 
 // cv of a parent node over its two children's 16 words.
@@ -156,7 +183,7 @@ void blake3_hash_pairs(PairChain& chain) noexcept {
     uint32_t cv[8];
     uint32_t m[16];
     begin_pair(chain, cv, m);
-    compress(cv, m, 0, BLOCK_BYTES, pair_flags(chain));
+    compress(cv, m, 0, BLOCK_BYTES, pair_flags(chain.key));
     end_pair(chain, cv);
   }
 }
@@ -176,6 +203,21 @@ void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* d
     std::array<uint32_t, 16 * 8> values;
     hash_chunk(width, key.words, work, group, values.data(), chain);
     std::memcpy(target, values.data(), group * HASH_BYTES);
+  }
+}
+
+void blake3_hash_chains(const HashKey& key, const uint8_t* parents, size_t chains, const uint8_t* inputs, size_t steps,
+                        uint8_t* results) noexcept {
+  blake3_hash_chains_with(best_width(), key, parents, chains, inputs, steps, results);
+}
+
+void blake3_hash_chains_with(LaneWidth width, const HashKey& key, const uint8_t* parents, size_t chains, const uint8_t* inputs,
+                             size_t steps, uint8_t* results) noexcept {
+  const size_t lanes = static_cast<size_t>(width);
+  for (size_t first = 0; first < chains; first += lanes) {
+    const ChainsWork work = {key.words, pair_flags(key), parents + first * HASH_BYTES, inputs, steps,
+                             results + first * steps * HASH_BYTES};
+    hash_chains(width, key, work, std::min(lanes, chains - first));
   }
 }
 

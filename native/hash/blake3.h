@@ -50,6 +50,11 @@ void blake3_hash_many_beside(const HashKey& key, const uint8_t* data, size_t siz
 // All the steps that are ready.
 void blake3_hash_pairs(PairChain& chain) noexcept;
 
+// So many chains over the same inputs, each behind its parent: the results of one behind those of another. Side by side, in about the
+// time of one. Of a single chain the results may be where the inputs are.
+void blake3_hash_chains(const HashKey& key, const uint8_t* parents, size_t chains, const uint8_t* inputs, size_t steps,
+                        uint8_t* results) noexcept;
+
 // The width that blake3_hash_many uses on this machine: "avx512", "avx2", "neon" or "scalar".
 [[nodiscard]] const char* blake3_lanes() noexcept;
 
@@ -58,6 +63,9 @@ enum class LaneWidth : uint8_t { SCALAR = 1, NEON = 4, AVX2 = 8, AVX512 = 16 };
 // For tests: hash_many with a chosen width, beside a chain or nullptr. REQUIRES: the machine has it.
 void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count,
                            uint8_t* out, PairChain* chain = nullptr) noexcept;
+// The same of chains.
+void blake3_hash_chains_with(LaneWidth width, const HashKey& key, const uint8_t* parents, size_t chains, const uint8_t* inputs,
+                             size_t steps, uint8_t* results) noexcept;
 [[nodiscard]] bool blake3_supports(LaneWidth width) noexcept;
 
 }  // namespace kvpool

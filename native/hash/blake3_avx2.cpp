@@ -9,4 +9,6 @@ void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, 
   hash_chunk_of_lanes<Lanes8, 8>(key, work, count, out, chain);
 }
 
+void hash_pairs_avx2(const ChainsWork& work, size_t count) noexcept { hash_pairs_of_lanes<Lanes8, 8>(work, count); }
+
 }  // namespace kvpool::blake3_detail

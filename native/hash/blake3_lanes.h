@@ -49,6 +49,16 @@ struct ChunkWork {
   uint32_t flags;        // KEYED_HASH, and ROOT where the chunk is the whole input
 };
 
+// Chains over the same inputs; see blake3_hash_chains.
+struct ChainsWork {
+  const HashWords& key;
+  uint32_t flags;
+  const uint8_t* parents;  // of the first chain
+  const uint8_t* inputs;
+  size_t steps;
+  uint8_t* results;
+};
+
 template <typename Lanes, int Bits>
 [[gnu::always_inline]] inline Lanes rotate_right(Lanes value) noexcept {
   return (value >> Bits) | (value << (32 - Bits));
@@ -141,8 +151,8 @@ template <typename Lanes>
   --chain.ready;
 }
 
-[[gnu::always_inline]] inline uint32_t pair_flags(const PairChain& chain) noexcept {
-  return CHUNK_START | CHUNK_END | ROOT | (chain.key.keyed ? KEYED_HASH : 0);
+[[gnu::always_inline]] inline uint32_t pair_flags(const HashKey& key) noexcept {
+  return CHUNK_START | CHUNK_END | ROOT | (key.keyed ? KEYED_HASH : 0);
 }
 
 // `compress`, with a step of the chain between its rounds. REQUIRES: the chain has one that is ready.
@@ -155,7 +165,7 @@ template <typename Lanes>
   Lanes v[16];
   uint32_t pair[16];
   begin_block(v, cv, counter, size, flags);
-  begin_block(pair, pair_cv, 0, BLOCK_BYTES, pair_flags(chain));
+  begin_block(pair, pair_cv, 0, BLOCK_BYTES, pair_flags(chain.key));
   mix_rounds_beside(v, m, pair, pair_m, std::make_index_sequence<ROUNDS>{});
   end_block(cv, v);
   end_block(pair_cv, pair);

@@ -9,4 +9,6 @@ void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, 
   hash_chunk_of_lanes<Lanes4, 4>(key, work, count, out, chain);
 }
 
+void hash_pairs_neon(const ChainsWork& work, size_t count) noexcept { hash_pairs_of_lanes<Lanes4, 4>(work, count); }
+
 }  // namespace kvpool::blake3_detail

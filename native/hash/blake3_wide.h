@@ -86,4 +86,52 @@ inline void hash_chunk_of_lanes(const HashWords& key, const ChunkWork& work, siz
   }
 }
 
+// Rows of results from lanes of words: N rows of N words, or of 8 where there are more lanes.
+template <typename Lanes, size_t N>
+[[gnu::always_inline]] inline void store_links(const Lanes (&words)[8], size_t count, uint8_t* out, size_t stride) noexcept {
+  if constexpr (N <= 8) {
+    Lanes rows[8];
+    std::copy(words, words + 8, rows);
+    for (size_t part = 0; part < 8 / N; ++part) {
+      transpose_from<Lanes, N, N / 2>(rows + part * N);
+      for (size_t lane = 0; lane < count; ++lane) {
+        std::memcpy(out + lane * stride + part * sizeof(Lanes), &rows[part * N + lane], sizeof(Lanes));
+      }
+    }
+  } else {
+    for (size_t lane = 0; lane < count; ++lane) {
+      for (size_t i = 0; i < 8; ++i) {
+        const uint32_t word = words[i][lane];
+        std::memcpy(out + lane * stride + i * sizeof(word), &word, sizeof(word));
+      }
+    }
+  }
+}
+
+// Steps of several chains over the same inputs, a lane for each: a step's results are the next one's words as they lie.
+// REQUIRES: 1 <= count <= N.
+template <typename Lanes, size_t N>
+inline void hash_pairs_of_lanes(const ChainsWork& work, size_t count) noexcept {
+  Lanes m[16];
+  for (size_t i = 0; i < 8; ++i) {
+    for (size_t lane = 0; lane < N; ++lane) {
+      uint32_t word = 0;
+      std::memcpy(&word, work.parents + std::min(lane, count - 1) * HASH_BYTES + i * sizeof(word), sizeof(word));
+      m[i][lane] = word;
+    }
+  }
+  for (size_t step = 0; step < work.steps; ++step) {
+    HashWords input;
+    std::memcpy(input.data(), work.inputs + step * HASH_BYTES, HASH_BYTES);
+    Lanes cv[8];
+    for (size_t i = 0; i < 8; ++i) {
+      cv[i] = Lanes{} + work.key[i];
+      m[8 + i] = Lanes{} + input[i];
+    }
+    compress(cv, m, 0, BLOCK_BYTES, work.flags);
+    std::copy(cv, cv + 8, m);
+    store_links<Lanes, N>(cv, count, work.results + step * HASH_BYTES, work.steps * HASH_BYTES);
+  }
+}
+
 }  // namespace kvpool::blake3_detail

@@ -18,9 +18,6 @@ HashKey named_key(std::string_view name) noexcept {
 // Leaves hashed at a time: 16 of 256 tokens stay in the first-level cache while they are narrowed, and the keys of one such group
 // are chained beside the leaves of the next.
 constexpr size_t GROUP_LEAVES = 16;
-// From so many chains on they are hashed side by side, in the time of two that are not.
-constexpr size_t WIDE_CHAINS = 3;
-constexpr size_t WIDE_CHAINS_MAX = 16;
 
 const HashKey& leaf_key() noexcept {
   static const HashKey key = named_key("kvpool.leaf.1");
@@ -74,8 +71,18 @@ bool hash_groups(const Token* tokens, size_t chunk_tokens, size_t chunks, uint8_
   });
 }
 
+// One chain has its steps taken beside the leaves; several take theirs side by side, behind them.
 template <typename Token>
-bool hash_groups_beside(const Token* tokens, size_t chunk_tokens, size_t chunks, uint8_t* leaves, PairChain& chain) {
+bool hash_groups_with_keys(const Token* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents, uint8_t* leaves,
+                           uint8_t* keys) {
+  if (parents.size() != HASH_BYTES) {
+    const bool fits = hash_groups(tokens, chunk_tokens, chunks, leaves);
+    if (fits) {
+      chain_keys(parents.data(), parents.size() / HASH_BYTES, leaves, chunks, keys);
+    }
+    return fits;
+  }
+  PairChain chain = chain_from(parents.data(), leaves, keys);
   const bool fits = visit_groups(tokens, chunk_tokens, chunks, [&](size_t first, size_t group, const uint8_t* bytes) {
     const size_t size = chunk_tokens * sizeof(int32_t);
     blake3_hash_many_beside(leaf_key(), bytes, size, group, leaves + first * HASH_BYTES, chain);
@@ -83,23 +90,6 @@ bool hash_groups_beside(const Token* tokens, size_t chunk_tokens, size_t chunks,
   });
   blake3_hash_pairs(chain);
   return fits;
-}
-
-// REQUIRES: at most WIDE_CHAINS_MAX chains.
-void chain_side_by_side(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept {
-  uint8_t pairs[WIDE_CHAINS_MAX][2 * HASH_BYTES];
-  uint8_t links[WIDE_CHAINS_MAX][HASH_BYTES];
-  std::memcpy(links, parents, chains * HASH_BYTES);
-  for (size_t i = 0; i < chunks; ++i) {
-    for (size_t chain = 0; chain < chains; ++chain) {
-      std::memcpy(pairs[chain], links[chain], HASH_BYTES);
-      std::memcpy(pairs[chain] + HASH_BYTES, leaves + i * HASH_BYTES, HASH_BYTES);
-    }
-    blake3_hash_many(chain_key(), pairs[0], sizeof(pairs[0]), chains, links[0]);
-    for (size_t chain = 0; chain < chains; ++chain) {
-      std::memcpy(keys + (chain * chunks + i) * HASH_BYTES, links[chain], HASH_BYTES);
-    }
-  }
 }
 
 }  // namespace
@@ -112,30 +102,18 @@ bool hash_leaves(const int64_t* tokens, size_t chunk_tokens, size_t chunks, uint
   return hash_groups(tokens, chunk_tokens, chunks, leaves);
 }
 
-void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
-                 uint8_t* leaves, uint8_t* keys) noexcept {
-  PairChain chain = chain_from(parent, leaves, keys);
-  static_cast<void>(hash_groups_beside(tokens, chunk_tokens, chunks, leaves, chain));  // every one fits
+void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents, uint8_t* leaves,
+                 uint8_t* keys) noexcept {
+  static_cast<void>(hash_groups_with_keys(tokens, chunk_tokens, chunks, parents, leaves, keys));  // every one fits
 }
 
-bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
-                 uint8_t* leaves, uint8_t* keys) {
-  PairChain chain = chain_from(parent, leaves, keys);
-  return hash_groups_beside(tokens, chunk_tokens, chunks, leaves, chain);
+bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents, uint8_t* leaves,
+                 uint8_t* keys) {
+  return hash_groups_with_keys(tokens, chunk_tokens, chunks, parents, leaves, keys);
 }
 
 void chain_keys(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept {
-  size_t first = 0;
-  while (chains - first >= WIDE_CHAINS) {
-    const size_t group = std::min(WIDE_CHAINS_MAX, chains - first);
-    chain_side_by_side(parents + first * HASH_BYTES, group, leaves, chunks, keys + first * chunks * HASH_BYTES);
-    first += group;
-  }
-  for (; first < chains; ++first) {
-    PairChain chain = chain_from(parents + first * HASH_BYTES, leaves, keys + first * chunks * HASH_BYTES);
-    chain.ready = chunks;
-    blake3_hash_pairs(chain);
-  }
+  blake3_hash_chains(chain_key(), parents, chains, leaves, chunks, keys);
 }
 
 void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t size, uint8_t out[HASH_BYTES]) {

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "hash/blake3.h"
 
@@ -26,10 +27,10 @@ void hash_leaves(const int32_t* tokens, size_t chunk_tokens, size_t chunks, uint
 // keys + 32 (chunks r + i) = the key of chunk i behind parent r, for so many `chains`. Of one, `keys` may be `leaves`.
 void chain_keys(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept;
 
-// hash_leaves and chain_keys of one chain, in about the time of the first of them.
-void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
-                 uint8_t* leaves, uint8_t* keys) noexcept;
-[[nodiscard]] bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, const uint8_t parent[HASH_BYTES],
+// hash_leaves and chain_keys: of one chain in about the time of the first of them. `parents`: packed, one for each chain.
+void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents, uint8_t* leaves,
+                 uint8_t* keys) noexcept;
+[[nodiscard]] bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents,
                                uint8_t* leaves, uint8_t* keys);
 
 void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t size, uint8_t out[HASH_BYTES]);

@@ -73,3 +73,42 @@ TEST(every_width_equals_the_scalar_twin) {
     }
   }
 }
+
+TEST(chains_of_every_width_are_those_of_pairs) {
+  std::mt19937_64 random(testing::seed());
+  constexpr size_t STEPS = 5;
+  std::vector<uint8_t> inputs(STEPS * HASH_BYTES);
+  for (uint8_t& byte : inputs) {
+    byte = static_cast<uint8_t>(random());
+  }
+  for (const LaneWidth width : {LaneWidth::SCALAR, LaneWidth::NEON, LaneWidth::AVX2, LaneWidth::AVX512}) {
+    if (!blake3_supports(width)) {
+      std::printf("  width %d is not on this machine\n", static_cast<int>(width));
+      continue;
+    }
+    for (const bool keyed : {false, true}) {
+      const uint8_t key_bytes[HASH_BYTES] = {1, 2, 3};
+      const HashKey key = keyed ? keyed_hash_key(key_bytes) : plain_hash_key();
+      for (size_t chains = 0; chains <= 35; ++chains) {
+        std::vector<uint8_t> parents(chains * HASH_BYTES);
+        std::vector<uint8_t> expected(chains * STEPS * HASH_BYTES);
+        for (uint8_t& byte : parents) {
+          byte = static_cast<uint8_t>(random());
+        }
+        for (size_t chain = 0; chain < chains; ++chain) {
+          uint8_t pair[2 * HASH_BYTES];
+          std::copy_n(&parents[chain * HASH_BYTES], HASH_BYTES, pair);
+          for (size_t step = 0; step < STEPS; ++step) {
+            std::copy_n(&inputs[step * HASH_BYTES], HASH_BYTES, pair + HASH_BYTES);
+            uint8_t* const result = &expected[(chain * STEPS + step) * HASH_BYTES];
+            blake3_hash(key, pair, sizeof(pair), result);
+            std::copy_n(result, HASH_BYTES, pair);
+          }
+        }
+        std::vector<uint8_t> found(chains * STEPS * HASH_BYTES);
+        blake3_hash_chains_with(width, key, parents.data(), chains, inputs.data(), STEPS, found.data());
+        EXPECT(expected == found);
+      }
+    }
+  }
+}

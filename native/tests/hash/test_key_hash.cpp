@@ -75,21 +75,25 @@ TEST(a_chain_may_be_made_in_parts) {
 TEST(chunks_hashed_at_once_have_the_same_leaves_and_keys) {
   const auto tokens = some_tokens(testing::seed());
   const std::vector<int64_t> wide(tokens.begin(), tokens.end());
-  const uint8_t root[HASH_BYTES] = {9};
-  for (const size_t chunk_tokens : {size_t{1}, size_t{16}, CHUNK_TOKENS, size_t{300}}) {
-    for (const size_t chunks : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{30}}) {
-      std::vector<uint8_t> expected_leaves(chunks * HASH_BYTES);
-      std::vector<uint8_t> expected_keys(chunks * HASH_BYTES);
-      hash_leaves(tokens.data(), chunk_tokens, chunks, expected_leaves.data());
-      chain_keys(root, 1, expected_leaves.data(), chunks, expected_keys.data());
-      std::vector<uint8_t> leaves(chunks * HASH_BYTES);
-      std::vector<uint8_t> keys(chunks * HASH_BYTES);
-      hash_chunks(tokens.data(), chunk_tokens, chunks, root, leaves.data(), keys.data());
-      EXPECT(leaves == expected_leaves);
-      EXPECT(keys == expected_keys);
-      std::vector<uint8_t> wide_keys(chunks * HASH_BYTES);
-      EXPECT(hash_chunks(wide.data(), chunk_tokens, chunks, root, leaves.data(), wide_keys.data()));
-      EXPECT(wide_keys == expected_keys);
+  std::vector<uint8_t> parents;
+  for (uint8_t chain = 0; chain < 5; ++chain) {
+    parents.resize(parents.size() + HASH_BYTES, static_cast<uint8_t>(chain + 9));
+    const size_t chains = parents.size() / HASH_BYTES;
+    for (const size_t chunk_tokens : {size_t{1}, size_t{16}, CHUNK_TOKENS, size_t{300}}) {
+      for (const size_t chunks : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{30}}) {
+        std::vector<uint8_t> expected_leaves(chunks * HASH_BYTES);
+        std::vector<uint8_t> expected_keys(chains * chunks * HASH_BYTES);
+        hash_leaves(tokens.data(), chunk_tokens, chunks, expected_leaves.data());
+        chain_keys(parents.data(), chains, expected_leaves.data(), chunks, expected_keys.data());
+        std::vector<uint8_t> leaves(chunks * HASH_BYTES);
+        std::vector<uint8_t> keys(chains * chunks * HASH_BYTES);
+        hash_chunks(tokens.data(), chunk_tokens, chunks, parents, leaves.data(), keys.data());
+        EXPECT(leaves == expected_leaves);
+        EXPECT(keys == expected_keys);
+        std::vector<uint8_t> wide_keys(chains * chunks * HASH_BYTES);
+        EXPECT(hash_chunks(wide.data(), chunk_tokens, chunks, parents, leaves.data(), wide_keys.data()));
+        EXPECT(wide_keys == expected_keys);
+      }
     }
   }
 }

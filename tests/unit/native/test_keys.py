@@ -91,19 +91,21 @@ def test_chunks_hashed_at_once_have_the_leaves_and_keys_of_two_calls(
 ) -> None:
     tokens = some_tokens(chunk_tokens * chunks + chunk_tokens - 1)
     leaves = reference_leaves(tokens, chunk_tokens)
-    keys = kvpool_native.chain_keys(ROOT, leaves)
-    assert kvpool_native.hash_chunks(tokens.astype(dtype), chunk_tokens, ROOT) == (leaves, keys)
+    for parents in ((ROOT,), (ROOT, bytes(32), ROOT[::-1])):
+        keys = tuple(kvpool_native.chain_keys(parent, leaves) for parent in parents)
+        assert kvpool_native.hash_chunks(tokens.astype(dtype), chunk_tokens, parents) == (leaves, keys)
 
 
 def test_chunks_are_hashed_at_once_of_what_leaves_are_made_of() -> None:
     tokens = np.ones(2 * CHUNK_TOKENS, np.int64)
-    with pytest.raises(ValueError, match="parent"):
-        kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, ROOT[1:])
+    for parents in ((), (ROOT, ROOT[1:])):
+        with pytest.raises(ValueError, match="parent"):
+            kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, parents)
     with pytest.raises(ValueError, match="chunk_tokens"):
-        kvpool_native.hash_chunks(tokens, 0, ROOT)
+        kvpool_native.hash_chunks(tokens, 0, (ROOT,))
     tokens[-1] = 2**31
     with pytest.raises(ValueError, match="32 bits"):
-        kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, ROOT)
+        kvpool_native.hash_chunks(tokens, CHUNK_TOKENS, (ROOT,))
 
 
 def test_hashes_of_a_wrong_length_are_refused() -> None:
