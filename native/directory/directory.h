@@ -281,18 +281,20 @@ class Directory {
   void add_pin(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold pin_to_save(std::vector<RecordId> chain);
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf);
+  template <typename MayGoOn>
+  void find_records(const uint8_t* keys, size_t n, std::vector<RecordId>& out, MayGoOn may_go_on) const;
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
-  void note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept;
+  void note_reuse(std::span<const RecordId> records, std::optional<size_t> preceding, uint64_t now_ns) noexcept;
   void end_holds(std::span<const RecordId> records, uint64_t now_ns) noexcept, end_reading(std::span<const RecordId> records, uint64_t now_ns) noexcept;
+  void note_use(std::span<const RecordId> records, uint64_t now_ns) noexcept, unhold_all(std::span<const RecordId> chain, uint64_t now_ns) noexcept;
   void add_hold(RecordId id) noexcept { add_holds({&id, 1}); }
   void add_holds(std::span<const RecordId> chain) noexcept, count_held(std::span<const RecordId> chain, uint64_t by) noexcept;
   void give_up_landing(RecordId id) noexcept;
   void locate_records(std::span<const RecordId> records, ColumnRows rows) const;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_run(const HitRun& run) const;
-  void note_reuse_of(const HitRun& run, const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key, const TableLook& look,
                                 WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,

@@ -12,13 +12,16 @@ namespace {
 // As in index_view.cpp; records are larger, but their reading is spread over a second pass.
 constexpr size_t PREFETCH_AHEAD = 12;
 
+// Chunks without a parent in the order in which a chain's stand in the queues: the one that goes first is the last.
+[[nodiscard]] std::vector<RecordId> last_first(std::span<const RecordId> alone) { return {alone.rbegin(), alone.rend()}; }
+
 [[nodiscard]] uint8_t turn_after(uint8_t turn) noexcept { return static_cast<uint8_t>(std::min(turn + 1, UINT8_MAX)); }
 
 }  // namespace
 
-// Two passes: the first finds records and prefetches them, the second reads them.
-size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n,
-                              std::vector<RecordId>& out) const {
+// Finds the records of leading keys, which are read when they have come near: `may_go_on(entry)` is called with each.
+template <typename MayGoOn>
+void Directory::find_records(const uint8_t* keys, size_t n, std::vector<RecordId>& out, MayGoOn may_go_on) const {
   out.clear();
   out.reserve(n);
   std::array<uint64_t, PREFETCH_AHEAD> homes{};  // by index modulo their number
@@ -31,12 +34,17 @@ size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t*
       homes[index % PREFETCH_AHEAD] = table_.prefetch(ChunkKey::from_bytes(keys + (index + PREFETCH_AHEAD) * KEY_BYTES));
     }
     const auto entry = table_.find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    if (!entry || entry->tiers == 0 || !entry->record.valid()) {
+    if (!entry || !entry->record.valid() || !may_go_on(*entry)) {
       break;
     }
     records_.prefetch(entry->record);
     out.push_back(entry->record);
   }
+}
+
+size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n,
+                              std::vector<RecordId>& out) const {
+  find_records(keys, n, out, [](const TableEntry& entry) { return entry.tiers != 0; });
   size_t length = 0;
   while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent &&
          records_[out[length]].has_bytes()) {
@@ -69,11 +77,11 @@ void Directory::count_held(std::span<const RecordId> chain, uint64_t by) noexcep
   }
 }
 
-// `preceding`: how many chunks the request has found before these.
-void Directory::note_reuse(std::span<const RecordId> records, size_t preceding, uint64_t now_ns) noexcept {
+// `preceding`: how many chunks the request has found before these; nothing where they are no chain: each of them is used for itself.
+void Directory::note_reuse(std::span<const RecordId> records, std::optional<size_t> preceding, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   // Until the request stores some more.
-  const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
+  const uint8_t of_chain = preceding ? chain_kind_of(records_[records.back()].turn, *preceding + records.size()) : uint8_t{0};
   // A chain is mostly of one class, and was used at one time: counted together, for this is on the way of every load.
   uint8_t learned_class = 0;
   uint64_t used_ns = latest_ns_;
@@ -95,7 +103,7 @@ void Directory::note_reuse(std::span<const RecordId> records, size_t preceding, 
       learned_class = record.learned_class;
       unheld = 1;
     }
-    record.chain_kind = kind;
+    record.chain_kind = preceding ? of_chain : chain_kind_of(record.turn, 1);
     record.is_reused = true;
     record.is_used = true;
     record.touches = static_cast<uint8_t>(record.touches + (record.touches < UINT8_MAX ? 1 : 0));
@@ -151,19 +159,28 @@ void Directory::end_reading(std::span<const RecordId> records, uint64_t now_ns) 
     return;
   }
   for (const RecordId& id : records) {
-    end_holds({&id, 1}, now_ns);
+    note_use({&id, 1}, now_ns);
   }
+  unhold_all(last_first(records), now_ns);
 }
 
-// From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
-// puts it behind the children that become idle here.
 void Directory::end_holds(std::span<const RecordId> records, uint64_t now_ns) noexcept {
+  note_use(records, now_ns);
+  unhold_all(records, now_ns);
+}
+
+// A request has used these, and goes.
+void Directory::note_use(std::span<const RecordId> records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   if (copies_ != nullptr) {
     copies_->use_copies(records, latest_ns_);
   }
   policy_->note_uses(records_, records, latest_ns_);
-  const std::span<const RecordId> chain = records;
+}
+
+// From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
+// puts it behind the children that become idle here.
+void Directory::unhold_all(std::span<const RecordId> chain, uint64_t now_ns) noexcept {
   size_t end = chain.size();  // of those that nobody holds any more, and that do not stand in queues yet
   const auto rest = [&](size_t first) {
     const auto ended = chain.subspan(first, end - first);
@@ -248,13 +265,10 @@ bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
 // All chunks of a run, the root first; none where one is not here, or the chain has another length.
 std::vector<RecordId> Directory::whole_run(const HitRun& run) const {
   std::vector<RecordId> records;
-  const auto find = [&](const uint8_t* key) {
-    const RecordId id = find_record(ChunkKey::from_bytes(key));
-    return id.valid() && records_[id].owner == run.owner && records_[id].has_bytes() ? id : RecordId();
-  };
+  const auto is_here = [&](RecordId id) { return id.valid() && records_[id].owner == run.owner && records_[id].has_bytes(); };
   if (run.is_chain) {
-    RecordId id = find(run.keys.data() + run.keys.size() - KEY_BYTES);
-    if (id.valid() && records_[id].depth + 1 == run.chunks) {
+    RecordId id = find_record(ChunkKey::from_bytes(run.keys.data() + run.keys.size() - KEY_BYTES));
+    if (is_here(id) && records_[id].depth + 1 == run.chunks) {
       records.resize(run.chunks);  // as many as its depth says: from the last one to the root
       for (size_t index = run.chunks; index-- > 0; id = records_[id].parent) {
         KVPOOL_DCHECK(id.valid());
@@ -263,26 +277,12 @@ std::vector<RecordId> Directory::whole_run(const HitRun& run) const {
     }
     return records;
   }
-  records.reserve(run.chunks);
-  for (size_t index = 0; index < run.chunks; ++index) {
-    const RecordId id = find(run.keys.data() + index * KEY_BYTES);
-    if (!id.valid() || records_[id].parent.valid()) {
-      return {};
-    }
-    records.push_back(id);
+  find_records(run.keys.data(), run.chunks, records, [](const TableEntry&) { return true; });
+  const auto is_alone_here = [&](RecordId id) { return is_here(id) && !records_[id].parent.valid(); };
+  if (records.size() < run.chunks || !std::all_of(records.begin(), records.end(), is_alone_here)) {
+    return {};
   }
   return records;
-}
-
-// Chunks without a parent are used one by one.
-void Directory::note_reuse_of(const HitRun& run, const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
-  if (run.is_chain) {
-    note_reuse(records, 0, now_ns);
-    return;
-  }
-  for (const RecordId& id : records) {
-    note_reuse({&id, 1}, 0, now_ns);
-  }
 }
 
 std::vector<Hold> Directory::hold_hit(std::span<const HitRun> runs, HolderId holder, uint64_t now_ns) {
@@ -300,8 +300,14 @@ std::vector<Hold> Directory::hold_hit(std::span<const HitRun> runs, HolderId hol
   std::vector<Hold> holds;
   std::vector<HoldId> ids;
   for (size_t index = 0; index < runs.size(); ++index) {
-    note_reuse_of(runs[index], found[index], now_ns);
-    holds.push_back(make_hold(std::move(found[index])));
+    if (runs[index].is_chain) {
+      note_reuse(found[index], 0, now_ns);
+      add_holds(found[index]);
+    } else {
+      note_reuse(found[index], std::nullopt, now_ns);
+      add_holds(last_first(found[index]));
+    }
+    holds.push_back(holds_.open_hold(std::move(found[index])));
     ids.push_back(holds.back().id);
   }
   if (holder.valid()) {
