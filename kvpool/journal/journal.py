@@ -113,7 +113,7 @@ class Journal:
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the loop process changes from now on, until `close`."""
         self._loop = loop
-        loop.add_reader(self._feed.fileno(), self._take_turn)
+        loop.add_reader(self._feed.fileno(), self.take_changes)
 
     def close(self) -> None:
         """Leave the loop. Requests that wait for events are answered."""
@@ -137,7 +137,7 @@ class Journal:
         self._troubled.append(problems)
 
     def take_changes(self) -> None:
-        """Record the waiting changes, CHANGES_PER_TURN at most."""
+        """Record the waiting changes, CHANGES_PER_TURN at most; the rest in the turns of the loop that follow."""
         has_gap, rows = self._feed.take(CHANGES_PER_TURN)
         if has_gap:
             self._log.open_gap()
@@ -149,6 +149,10 @@ class Journal:
             self._append(self._engines.drop_some(CHANGES_PER_TURN))
         if self._log.next_id != self._woken_for and not self._feed.waiting:  # a long save wakes its readers once
             self._wake()
+        # Whoever has called: the descriptor says nothing of what was left.
+        has_more = self._feed.waiting or self._engines.chunks.is_ending
+        if has_more and self._loop is not None and self._turn is None:
+            self._turn = self._loop.call_soon(self._take_next_turn)
 
     @property
     def is_behind(self) -> bool:
@@ -167,12 +171,12 @@ class Journal:
     def end_source(self, source: Source) -> None:
         """What a source has reported is removed, in parts."""
         self._engines.chunks.drop_source(source)
-        self._take_turn()
+        self.take_changes()
 
     def end_reports(self, connection: ConnectionId) -> None:
         """What a connection has reported is removed, in parts: it has ended."""
         self._engines.chunks.end_connection(connection)
-        self._take_turn()
+        self.take_changes()
 
     def keep_up(self) -> bool:
         """Record waiting changes before more is evicted, and token ids with it. Whether that took a turn."""
@@ -322,15 +326,9 @@ class Journal:
         rows = (directory.find(key) for directory in self._directories.values())
         return next((Change(*_ROW.unpack(row)) for row in rows if row), None)
 
-    def _take_turn(self) -> None:
-        self.take_changes()
-        has_more = self._feed.waiting or self._engines.chunks.is_ending
-        if has_more and self._loop is not None and self._turn is None:
-            self._turn = self._loop.call_soon(self._take_next_turn)
-
     def _take_next_turn(self) -> None:
         self._turn = None
-        self._take_turn()
+        self.take_changes()
 
     def _wake(self) -> None:
         self._woken_for = self._log.next_id

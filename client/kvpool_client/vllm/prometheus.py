@@ -49,7 +49,7 @@ COUNTERS = {
     "announced_chunks": "Chunks of waiting requests that were announced and are in DRAM or are promoted to it",
     "dropped_hints": "Hints and announcements that were not sent because too many waited",
     "weights_bytes_read": "Bytes of the weights' files that were read for their digest; until it is known, nothing is loaded",
-    "engine_seconds": "Time that vLLM spent in the connector",
+    "engine_seconds": "Time that vLLM spent in the connector, but for what a worker without work spends",
 }
 # The sum of its family, which has it by tier.
 SUMS = {"hit_tokens"}

@@ -11,8 +11,10 @@ import pytest
 from kvpool.events import Cause, EventKind
 from kvpool.ids import KEY_BYTES, NamespaceId
 from kvpool.journal.chunk_history import ChunkHistory, Departure
+from kvpool.journal.journal import CHANGES_PER_TURN
 from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
+from kvpool.server.events.source import EventSource
 from kvpool.states import Level, SaveState
 from tests.rigs.events.journal_rig import DRAM, Rig, key, take_snapshot, tokens_of
 from tests.rigs.events.readers import Replica
@@ -272,3 +274,30 @@ def test_a_flood_is_taken_turn_by_turn_while_others_run(monkeypatch: pytest.Monk
 
     asyncio.run(asyncio.wait_for(run(), 20.0))
     assert turns >= 5
+
+
+def test_what_a_request_leaves_of_a_burst_is_recorded_without_another_change() -> None:
+    """A request that may evict takes a part of the waiting changes, and the descriptor says nothing of the rest."""
+
+    async def follow() -> tuple[int, int]:
+        rig, loop = Rig(), asyncio.get_running_loop()
+        source = EventSource(loop, rig.journal, rig.namespaces)
+        rig.journal.watch(loop)
+        last = (await asyncio.to_thread(source.since, -1)).slice.last
+        for _ in range(
+            CHANGES_PER_TURN
+        ):  # twice as many changes in one callback of the loop, as of several engines' commits
+            rig.store([1])
+            rig.drop(rig.memory, key([1]))
+        assert rig.journal.keep_up()
+        while rig.journal.is_behind:  # without the turns that follow it would be so for ever
+            await asyncio.sleep(0)
+        chunks, found = 0, (await asyncio.to_thread(source.since, last)).slice
+        while found.events:
+            chunks += sum(len(event.chunks) for event in found.events)
+            found = (await asyncio.to_thread(source.since, found.last)).slice
+        rig.journal.close()
+        return chunks, 2 * CHANGES_PER_TURN
+
+    seen, expected = asyncio.run(asyncio.wait_for(follow(), 60))
+    assert seen == expected

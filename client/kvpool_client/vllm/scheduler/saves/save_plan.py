@@ -188,6 +188,7 @@ class SavePlanner:
                 continue
             if request_id in resumed:
                 entry.tables = tuple(list(table) for table in blocks) if blocks is not None else None
+                entry.unplanned = {}  # what it had computed is gone
             elif blocks is not None and entry.tables is not None:
                 for table, more in zip(entry.tables, blocks, strict=True):
                     table += more
