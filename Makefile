@@ -8,8 +8,6 @@ NATIVE := $(shell find native -path native/tests -prune -o -path native/fuzz -pr
 TORCH ?= torch==2.13.0
 # The client of Mooncake Store whose behaviour was measured.
 MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
-# Pinned because it writes typings/kvpool_native.pyi, which is compared.
-NANOBIND ?= nanobind==3.1.0
 STUBGEN = $(BIN)/python -m nanobind.stubgen -q -m kvpool_native -o
 # A real vLLM lives in an environment of its own: it pins half a hundred packages.
 ENGINES ?= .venv-engines
@@ -35,7 +33,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -69,18 +67,20 @@ help:
 	@echo "make native           build the native module into $(VENV) for development, and write its stubs (typings/)"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
-	@echo "make wheel            the distribution with its native module, in dist/: a node needs no compiler"
+	@echo "make wheel            the distribution with its native module, in dist/, for this python and glibc 2.28: a node needs no compiler"
+	@echo "make wheels [PYTHONS=...]   the same for all pythons from 3.10 on, on x86_64 and aarch64; make sdist: its source, in dist/"
 	@echo "make deb              the Debian package made from it: daemon, kvpoolctl, service, everything they need of Python"
 	@echo "make test-packages    builds both, installs them aside without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
 setup: $(NATIVE_BUILD)/.current $(VENV)/.development
 
-$(VENV)/.tools:
+# With a pip that knows dependency groups. nanobind is pinned in the file also because it writes typings/kvpool_native.pyi, which is compared.
+$(VENV)/.tools: packaging/build-tools.txt
 	@echo "setting up $(VENV)"
 	@scripts/install-system-packages
 	@$(QUIETLY) "making $(VENV)" $(PYTHON) -m venv $(VENV)
-	@$(QUIETLY) "installing the build tools" $(PIP) "scikit-build-core>=0.10" "$(NANOBIND)" "cmake>=3.18" "ninja>=1.11"
+	@$(QUIETLY) "installing the build tools" $(PIP) -r packaging/build-tools.txt
 	@$(QUIETLY) "installing torch for the CPU" $(PIP) "$(TORCH)"
 	@touch $@
 
@@ -91,7 +91,7 @@ $(NATIVE_BUILD)/.pool: $(VENV)/.tools pyproject.toml
 
 # What tests, linters and plots need.
 $(VENV)/.development: $(NATIVE_BUILD)/.pool
-	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) "kvpool[etcd,plot,test,lint]"
+	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) "kvpool[etcd,plot]" --group test --group lint
 	@touch $@
 
 # The module of an edited core, put where pip put the first.
@@ -232,7 +232,8 @@ $(ENGINES)/.installed: $(ENGINES)/.tools $(NATIVE_BUILD)/.current
 	@$(QUIETLY) "installing kvpool into $(ENGINES)" sh -ec 'rm -rf build/engines; \
 	  $(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir build/engines .; \
 	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/engines/*.whl; \
-	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check "$$(ls build/engines/*.whl)[daemon,test]"'
+	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check --upgrade "pip>=25.1"; \
+	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check "$$(ls build/engines/*.whl)[daemon]" --group test'
 	@touch $@
 
 # Those that start no engine take seconds: make test-engines ENGINE_TESTS=tests/engines/vllm/test_pages.py
@@ -339,12 +340,23 @@ uninstall-service:
 	@DESTDIR="$(DESTDIR)" scripts/uninstall-service
 
 wheel: $(VENV)/.tools
-	scripts/make-wheel $(abspath $(BIN)/python)
+	scripts/make-wheel $(shell uname -m) $(abspath $(BIN)/python)
+
+# By default of 3.10, 3.11 and one of 3.12 or later.
+PYTHONS ?= $(shell scripts/find-pythons)
+
+wheels:
+	scripts/make-wheel x86_64 $(PYTHONS)
+	scripts/make-wheel aarch64 $(PYTHONS)
+
+sdist: $(VENV)/.tools
+	@rm -f dist/kvpool-*.tar.gz
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -c 'import scikit_build_core.build as build; print("built dist/" + build.build_sdist("dist"))'
 
 deb: wheel
 	scripts/make-deb $(abspath $(BIN)/python)
 
-test-packages: deb
+test-packages: deb wheels sdist
 	scripts/test-packages $(abspath $(BIN)/python)
 	$(PYTEST) tests/packages
 

@@ -1,3 +1,5 @@
 """kvpool: a multi-tier KV cache pool. This package is the daemon; engines use `kvpool_client`."""
 
-__version__ = "0.1.0"
+from kvpool._version import VERSION as __version__
+
+__all__ = ["__version__"]

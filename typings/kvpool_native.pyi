@@ -1344,7 +1344,10 @@ class SsdQueue:
         Ends everything, reported like any end, and the threads; False where one has not ended in time. GIL released.
         """
 
-HAS_TLS: bool = True
+def tls_library() -> str:
+    """
+    The OpenSSL in use, with its version, as it says itself; empty: this build or this machine has none.
+    """
 
 class OfferOutcome:
     """The end of one offer."""

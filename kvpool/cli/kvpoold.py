@@ -10,12 +10,14 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import click
 
-from kvpool import __version__
 from kvpool.memory_limit import limit_note
+from kvpool.version_option import version_option
 
+REFERENCE = Path(__file__).parents[1] / "share" / "kvpool.toml"
 EPILOG = """\b
 Examples:
   kvpoold
@@ -72,11 +74,19 @@ def run(arguments: list[str]) -> int:
     is_flag=True,
     help="Print every fault of the configuration and what this machine lacks for it, and start nothing.",
 )
-@click.version_option(__version__, message="kvpoold %(version)s")
-def command(config: str | None, overrides: tuple[str, ...], rebuild: bool, is_check: bool) -> int:
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print a configuration file that explains every option at its default, and start nothing.",
+)
+@version_option("kvpoold")
+def command(config: str | None, overrides: tuple[str, ...], rebuild: bool, is_check: bool, print_config: bool) -> int:
     """The KV cache pool daemon of a node: stores KV chunks of LLM engines in shared memory and serves them over a unix socket.
     Without a configuration file the built-in defaults serve a plain user.
     """
+    if print_config:
+        click.echo(REFERENCE.read_text(encoding="utf-8"), nl=False)
+        return 0
     try:
         from kvpool.cli.serving import check, serve  # takes a third of a second, which `kvpoold --help` has no use for
     except (ImportError, MemoryError) as error:

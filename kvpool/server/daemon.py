@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import kvpool_native
 from kvpool import __version__
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
@@ -324,6 +325,7 @@ class Daemon:
     def _info(self) -> dict[str, Any]:
         return {
             "version": __version__,
+            "openssl": kvpool_native.tls_library() or "none",
             "pid": os.getpid(),
             "socket": self._config.server.socket,
             "max_connections": self._terms.max_connections,

@@ -34,7 +34,7 @@ nb::bytes unwritten(size_t size) {
   return data;
 }
 
-uint8_t* writable(nb::bytes& data) { return reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(data.ptr())); }
+uint8_t* writable(nb::bytes& data) { return reinterpret_cast<uint8_t*>(PyBytes_AsString(data.ptr())); }
 
 const uint8_t* readable(const nb::bytes& data) { return static_cast<const uint8_t*>(data.data()); }
 

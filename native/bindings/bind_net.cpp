@@ -106,8 +106,8 @@ uint64_t pull(PullQueue& queue, const std::string& address, uint16_t port, const
   if (checks.size() != 0 && checks.size() != plan.rows.size() * extents * sizeof(uint32_t)) {
     throw nb::value_error("checks must be 4 bytes for each extent of each chunk, or empty");
   }
-  if (is_encrypted && !has_tls()) {
-    throw nb::value_error("this build has no TLS: it was made without OpenSSL 3");
+  if (is_encrypted && tls_library().empty()) {
+    throw nb::value_error("there is no TLS: this build or this machine has no OpenSSL 3");
   }
   plan.checks = unpacked<uint32_t>(checks);
   plan.is_encrypted = is_encrypted;
@@ -177,7 +177,8 @@ void bind_server(nb::module_& module) {
 }  // namespace
 
 void bind_net(nb::module_& module) {
-  module.attr("HAS_TLS") = has_tls();
+  module.def("tls_library", &tls_library,
+             "The OpenSSL in use, with its version, as it says itself; empty: this build or this machine has none.");
   bind_server(module);
   nb::class_<PullOutcome>(module, "PullOutcome", "The end of one chunk of a pull.")
       .def_ro("job", &PullOutcome::job)

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 
+#include "base/processor.h"
 #include "checksum/crc32c_paths.h"
 
 #if defined(__x86_64__)
@@ -84,11 +85,11 @@ CrcPath crc32c_best_path() noexcept {
 bool crc32c_supports(CrcPath path) noexcept {
 #if defined(__x86_64__)
   if (path == CrcPath::AVX512) {
-    return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
-           __builtin_cpu_supports("vpclmulqdq") != 0 && __builtin_cpu_supports("sse4.2") != 0;
+    const ProcessorFeatures& has = processor_features();
+    return has.avx512f && has.avx512vl && has.vpclmulqdq && has.sse42;
   }
   if (path == CrcPath::SSE42) {
-    return __builtin_cpu_supports("sse4.2") != 0;
+    return processor_features().sse42;
   }
 #elif defined(__aarch64__)
   const unsigned long has = getauxval(AT_HWCAP);

@@ -6,6 +6,7 @@
 
 #include "hash/blake3_lanes.h"
 #include "base/check.h"
+#include "base/processor.h"
 
 namespace kvpool {
 namespace blake3_detail {
@@ -224,10 +225,10 @@ void blake3_hash_chains_with(LaneWidth width, const HashKey& key, const uint8_t*
 bool blake3_supports(LaneWidth width) noexcept {
 #if defined(__x86_64__)
   if (width == LaneWidth::AVX512) {
-    return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+    return processor_features().avx512f && processor_features().avx512vl;
   }
   if (width == LaneWidth::AVX2) {
-    return __builtin_cpu_supports("avx2") != 0;
+    return processor_features().avx2;
   }
 #elif defined(__aarch64__)
   if (width == LaneWidth::NEON) {

@@ -1,6 +1,4 @@
 // TLS by OpenSSL 3. See tls_session.h.
-#include <openssl/err.h>
-#include <openssl/ssl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "net/openssl_calls.h"
 #include "net/tls_session.h"
 
 namespace kvpool {
@@ -24,7 +23,7 @@ constexpr size_t READ_AHEAD_BYTES = 128 << 10;
 constexpr int EMPTY_RECORDS_MAX = 16;
 constexpr unsigned char CIPHER[2] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
 
-template <auto Free>
+template <auto& Free>
 struct Freed {
   template <typename Object>
   void operator()(Object* object) const noexcept {
@@ -298,9 +297,12 @@ class OpenSslAcceptor final : public TlsAcceptor {
 
 }  // namespace
 
-bool has_tls() noexcept { return true; }
+std::string tls_library() { return load_openssl() ? OpenSSL_version(OPENSSL_VERSION) : ""; }
 
 std::unique_ptr<TlsSession> make_tls_client(int fd, const StreamTicket& ticket) {
+  if (!load_openssl()) {
+    return nullptr;
+  }
   static const Context CONTEXT = [] {
     Context made = make_context(TLS_client_method());
     if (made != nullptr) {
@@ -316,6 +318,9 @@ std::unique_ptr<TlsSession> make_tls_client(int fd, const StreamTicket& ticket) 
 }
 
 std::unique_ptr<TlsAcceptor> make_tls_acceptor(TlsAcceptor::Find find) {
+  if (!load_openssl()) {
+    throw std::system_error(ENOTSUP, std::generic_category(), "this machine has no OpenSSL 3 (libssl.so.3)");
+  }
   Context context = make_context(TLS_server_method());
   if (context == nullptr) {
     throw std::system_error(ENOTSUP, std::generic_category(), "OpenSSL offers no TLS 1.3 with TLS_AES_128_GCM_SHA256");

@@ -5,7 +5,7 @@
 
 namespace kvpool {
 
-bool has_tls() noexcept { return false; }
+std::string tls_library() { return ""; }
 
 std::unique_ptr<TlsSession> make_tls_client(int, const StreamTicket&) { return nullptr; }
 

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "net/stream_format.h"
 
@@ -47,8 +48,8 @@ class TlsSession {
   [[nodiscard]] virtual TlsState flush(size_t& sent) = 0;
 };
 
-// Whether this build has TLS.
-[[nodiscard]] bool has_tls() noexcept;
+// The library that TLS is by, with its version, as it says itself; empty: this build or this machine has none. Any thread.
+[[nodiscard]] std::string tls_library();
 
 // The puller's side. nullptr without TLS, or without memory.
 [[nodiscard]] std::unique_ptr<TlsSession> make_tls_client(int fd, const StreamTicket& ticket);
@@ -68,7 +69,7 @@ class TlsAcceptor {
   [[nodiscard]] virtual std::unique_ptr<TlsSession> accept(int fd) = 0;
 };
 
-// Throws std::system_error, with ENOTSUP where this build has no TLS.
+// Throws std::system_error, with ENOTSUP where this build or this machine has no TLS.
 [[nodiscard]] std::unique_ptr<TlsAcceptor> make_tls_acceptor(TlsAcceptor::Find find);
 
 }  // namespace kvpool

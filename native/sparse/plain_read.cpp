@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/processor.h"
 
 namespace kvpool {
 namespace {
@@ -38,7 +39,7 @@ constexpr uint64_t WORDS = sizeof(Words) / sizeof(uint64_t);
 
 uint64_t sum_run_best(const uint8_t* run, uint64_t bytes) noexcept {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) {
+  if (processor_features().avx2) {
     return sum_run_avx2(run, bytes);
   }
 #endif

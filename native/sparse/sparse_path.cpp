@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "base/check.h"
+#include "base/processor.h"
 
 namespace kvpool {
 namespace {
@@ -26,12 +27,11 @@ std::atomic<SparsePath>& chosen_path() noexcept {
 bool sparse_supports(SparsePath path) noexcept {
 #if defined(__x86_64__)
   if (path == SparsePath::AVX512) {
-    return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-           __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-           __builtin_cpu_supports("avx512vnni") != 0 && sparse_supports(SparsePath::AVX2);
+    const ProcessorFeatures& has = processor_features();
+    return has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq && has.avx512vnni && sparse_supports(SparsePath::AVX2);
   }
   if (path == SparsePath::AVX2) {
-    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && __builtin_cpu_supports("f16c") != 0;
+    return processor_features().avx2 && processor_features().fma && processor_features().f16c;
   }
 #endif
   return path == SparsePath::PORTABLE;

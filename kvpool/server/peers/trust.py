@@ -29,8 +29,11 @@ class Trust:
 def read_trust(config: PeerConfig) -> Trust:
     """The trust of a node that has peers. Raises ConfigError with every fault of its options."""
     faults = source_faults(config)
-    if config.encrypt and not kvpool_native.HAS_TLS:
-        faults.append("peer.encrypt is true, but this build has no TLS: build it with OpenSSL 3 (Debian's libssl-dev)")
+    if config.encrypt and not kvpool_native.tls_library():
+        faults.append(
+            "peer.encrypt is true, but there is no TLS: this machine has no OpenSSL 3 (Debian's libssl3),"
+            " or this build was made without its headers (libssl-dev)"
+        )
     keys = _read(lambda: read_key_file("peer.keys", config.keys), faults) if config.keys else None
     allowed = _read(lambda: read_allow_list("peer.allow", config.allow), faults) if config.allow else None
     if not faults:

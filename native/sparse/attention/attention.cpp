@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/processor.h"
 #include "base/types.h"
 #include "sparse/attention/attention_paths.h"
 
@@ -180,9 +181,9 @@ bool attention_supports(AttentionPath path) noexcept {
   switch (path) {
 #if defined(__x86_64__)
     case AttentionPath::AVX512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+      return processor_features().avx512f && processor_features().avx512bw && processor_features().avx512vl;
     case AttentionPath::AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+      return processor_features().avx2 && processor_features().fma && processor_features().f16c;
 #endif
     case AttentionPath::PORTABLE:
       return true;

@@ -16,7 +16,7 @@ from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.transfer.engine_daemons import needs_engine
 
 PULLS = tuple(f"{name}, {CHUNKS} chunks" for name in (FIRST, NEXT))
-OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED)
+OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.tls_library() else []), SHARED)
 
 
 def _without_engine(directory: Path) -> dict[str, str]:

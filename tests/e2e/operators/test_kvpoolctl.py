@@ -170,7 +170,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert document == json.loads(out.read_text())
     assert set(document) == {"command", "version", "is_quick", "machine", "rows", "notes", "compared"}
     rows = document["rows"]
-    ways = ["socket", "stream", *(["encrypted"] if kvpool_native.HAS_TLS else []), "shared memory"]
+    ways = ["socket", "stream", *(["encrypted"] if kvpool_native.tls_library() else []), "shared memory"]
     peer_rows = len([*ways, *([] if REASON else ENGINE_WAYS)]) * len(QUICK_SIZES) * len(STREAMS)
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,

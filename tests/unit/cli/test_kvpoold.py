@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kvpool_native
 from kvpool import __version__
 from kvpool.cli import serving
 from kvpool.cli.kvpoold import run
@@ -159,8 +160,19 @@ kvpoold.main()
 
 def test_help_and_version_are_printed_and_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"kvpoold {__version__}\n"
+    assert capsys.readouterr().out == f"kvpoold {__version__} ({kvpool_native.tls_library()})\n"
     assert run(["--help"]) == 0
     output = capsys.readouterr().out
     assert "--set SECTION.KEY=VALUE" in output
     assert "0  stopped by SIGTERM or SIGINT" in output
+
+
+def test_the_reference_configuration_is_printed_and_has_no_fault(
+    served: list[tuple[str | None, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (Path(__file__).parents[3] / "configs" / "kvpool.toml").read_text()
+    (tmp_path / "kvpool.toml").write_text(printed)
+    assert run(["--config", str(tmp_path / "kvpool.toml"), "--check"]) == 0
+    assert served == []

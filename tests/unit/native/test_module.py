@@ -27,9 +27,7 @@ def _readelf(*options: str) -> str:
 def test_it_needs_only_libraries_that_every_machine_has() -> None:
     needed = {line.split("[")[1].split(".so")[0] for line in _readelf("--dynamic").splitlines() if "(NEEDED)" in line}
     assert needed
-    # A build with TLS is linked to OpenSSL 3 of the machine that it is made on; wheels and packages bring it or name it.
-    tls = {"libssl", "libcrypto"} if kvpool_native.HAS_TLS else set()
-    assert needed <= LIBRARIES | tls
+    assert needed <= LIBRARIES
 
 
 def test_statically_linked_symbols_are_not_exported() -> None:

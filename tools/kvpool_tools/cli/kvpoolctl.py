@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from kvpool import __version__
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, Refused, did_you_mean
 from kvpool.ids import PROBE_MODEL, SERVICE_SOCKET
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
 from kvpool.units import parse_duration
+from kvpool.version_option import version_option
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool_tools.cli.standard_output import end_with
 
@@ -222,7 +222,7 @@ Examples:
 {EXIT_CODES}""",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="kvpoolctl")
+@version_option("kvpoolctl")
 @common_options
 @click.pass_context
 def cli(context: click.Context) -> None:

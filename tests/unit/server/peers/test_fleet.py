@@ -22,14 +22,14 @@ def test_encryption_without_keys_is_refused() -> None:
         load_config(None, PEERS)
 
 
-def test_encryption_is_refused_by_a_build_without_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_encryption_is_refused_without_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pair = make_key_pair()
     write_key_file(str(tmp_path / "key"), pair)
     (tmp_path / "allow").write_text(pair.public.decode() + "\n")
     config = load_config(None, [*PEERS, f"peer.keys={tmp_path / 'key'}", f"peer.allow={tmp_path / 'allow'}"])
     Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
-    monkeypatch.setattr(kvpool_native, "HAS_TLS", False)
-    with pytest.raises(ConfigError, match=r"this build has no TLS.*libssl-dev"):
+    monkeypatch.setattr(kvpool_native, "tls_library", lambda: "")
+    with pytest.raises(ConfigError, match=r"there is no TLS.*libssl3.*libssl-dev"):
         Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
 
 

@@ -80,7 +80,7 @@ class _Setting:
         self.chunks = max(streams, total // chunk_bytes)
         self.owner, self.puller = Node(self.chunks, chunk_bytes), Node(self.chunks, chunk_bytes)
         self.owner.fill()
-        ways = [STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [STREAM]
+        ways = [STREAM, ENCRYPTED] if kvpool_native.tls_library() else [STREAM]
         self.servers = {way: self.owner.serve(is_encrypted=way == ENCRYPTED) for way in ways}
         self.queue = kvpool_native.PullQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
         self.near = kvpool_native.NearQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
