@@ -118,13 +118,12 @@ class Machine:
         for made in (self.shared, layers, groups):
             made.mkdir(parents=True)
         self._group = [f"kvpool-machine-{os.getpid()}-{next(_count)}", str(groups)]
+        # It ends with this process, whatever ends that.
+        holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", *_shell(IN_GROUP), *self._group]
         namespaces = ["unshare", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--net", "--kill-child"]
         machine = [*_shell(LAYERS), str(release_root(release)), str(layers), str(self.shared), "sh", "-euc", first]
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", *_shell(IN_GROUP), *self._group, *namespaces, *machine],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*holder, *namespaces, *machine], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n", f"the machine of {release} did not start"
