@@ -1,5 +1,6 @@
 """The Debian package: what is in it, and that it installs, serves and goes on a bare machine without a network."""
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -83,6 +84,15 @@ def test_its_versions_are_the_pinned_ones(unpacked: Path) -> None:
     listed = run_words(sys.executable, "-m", "pip", "list", "--path", site, "--format=freeze").split()
     assert {name.lower().replace("_", "-") for name in listed if not name.startswith("kvpool==")} == set(pinned)
     assert {name.split("==")[0] for name in pinned} >= {"numpy", "uvloop", "urllib3"}
+
+
+def test_a_later_build_has_the_higher_version(package: Path, unpacked: Path) -> None:
+    (own,) = unpacked.glob("usr/lib/kvpool/lib/python3*/site-packages/kvpool-*.dist-info")
+    version = own.name.removeprefix("kvpool-").removesuffix(".dist-info")
+    assert _field(package, "Version") == version.replace(".dev", "~git").replace("+", ".") + "-1"
+    builds = ["0.1.0~git99.gffffffff-1", "0.1.0~git930.g1a2b3c4d-1", "0.1.0-1", "0.1.1~git1.g1a2b3c4d-1"]
+    for earlier, later in itertools.pairwise(builds):
+        run_words("dpkg", "--compare-versions", earlier, "lt", later)
 
 
 def test_its_pages_lead_somewhere_and_its_commands_have_theirs(unpacked: Path) -> None:
