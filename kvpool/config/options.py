@@ -142,7 +142,8 @@ def share_option(default: str, *, is_above_zero: bool = False) -> Option:
 def lack_of_mooncake(extra: str) -> str:
     """A clause where Mooncake's package, of the extra so called, is not installed here; empty where it is."""
     is_there = importlib.util.find_spec("mooncake") is not None
-    return "" if is_there else f"mooncake-transfer-engine is not installed: install kvpool[{extra}]"
+    way = f"install kvpool[{extra}], or for the Debian package what its pages say, into /usr/local/lib/kvpool"
+    return "" if is_there else f"mooncake-transfer-engine is not installed: {way}"
 
 
 def _plain_int(value: Any) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.roots import TREE, Machine
+from tests.packages.roots import SLEEP, TREE, Machine
 
 DIST = TREE / "dist"
 
@@ -36,14 +36,14 @@ def built() -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
-    """Makes bare machines of a release, which end with the test."""
+def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """Makes bare machines of a release, which end with the test; the second argument is their first process."""
     with ExitStack() as machines:
         count = 0
 
-        def start(release: str = "bookworm") -> Machine:
+        def start(release: str = "bookworm", first: str = SLEEP) -> Machine:
             nonlocal count
             count += 1
-            return machines.enter_context(Machine(release, tmp_path / f"machine-{count}"))
+            return machines.enter_context(Machine(release, tmp_path / f"machine-{count}", first))
 
         yield start

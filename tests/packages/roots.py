@@ -1,10 +1,13 @@
 """Bare Debian machines: a root that debootstrap made, entered in namespaces of its own, without a network.
 
 A release's root is made once, into build/packages/roots, and never changed: each machine writes to a layer above it, in memory,
-which goes with the machine. What packages need of the distribution is downloaded with the root: apt installs it offline. Root's
-rights are needed, and debootstrap, util-linux, iproute2; where one lacks, the check fails.
+which goes with the machine. What packages need of the distribution is downloaded with the root: apt installs it offline. A
+first process sleeps, or is systemd, with control groups below one of the machine's own. Root's rights are needed, and
+debootstrap, util-linux, iproute2; where one lacks, the check fails.
 """
 
+import itertools
+import os
 import shutil
 import subprocess
 import time
@@ -15,12 +18,29 @@ TREE = Path(__file__).parents[2]
 ROOTS = TREE / "build/packages/roots"
 RELEASES = ("bookworm", "trixie")
 # What wheels and the Debian package ask of the distribution, downloaded and not installed.
-DOWNLOADED = "python3 python3-venv python3-pip systemd dbus procps"
+DOWNLOADED = "python3 python3-venv python3-pip systemd dbus procps libibverbs1 libnuma1 libcurl4"
 # One command inside; a package's installation takes a minute beside other work.
 COMMAND_S = 600
 START_S = 120
+_count = itertools.count()
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+# A control group of the machine's own: $1 its name, $2 a folder for their file system, then a command that begins in it.
+IN_GROUP = """
+mount -t cgroup2 cgroup2 "$2"
+group="$2$(sed -n 's/^0:://p' /proc/self/cgroup)/$1"
+mkdir "$group"
+echo $$ >"$group/cgroup.procs"
+shift 2
+exec "$@"
+"""
+# Removes it, and what systemd made below it, when the last process is gone.
+LEAVE_GROUP = """
+mount -t cgroup2 cgroup2 "$2"
+group="$2$(sed -n 's/^0:://p' /proc/self/cgroup)/$1"
+until grep -q 'populated 0' "$group/cgroup.events"; do sleep 0.02; done
+find "$group" -depth -type d -exec rmdir {} +
+"""
 # $1 the release's root, $2 a folder for the layers, $3 what the machine shares with its host, then the first process.
 LAYERS = """
 mount -t tmpfs tmpfs "$2"
@@ -41,13 +61,26 @@ shift 3
 exec chroot "$root" env -i container=packages PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \\
   sh -c 'echo ready; exec "$@"' machine "$@"
 """
+SLEEP = "exec sleep infinity"
+# As a distribution has it, but that nothing beyond basic.target is started.
+SYSTEMD = """
+apt-get install --no-download --yes --no-install-recommends systemd dbus >/packages/systemd.log 2>&1
+exec /lib/systemd/systemd --log-target=null --show-status=0 --unit=basic.target
+"""
 
 
-def _run(*words: str | Path) -> None:
+def run_words(*words: str | Path) -> str:
+    """Run a command of the host, which ends with 0: what it wrote."""
     ended = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=COMMAND_S)
     assert ended.returncode == 0, (
         f"{' '.join(map(str, words))} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
     )
+    return ended.stdout
+
+
+def _shell(script: str) -> list[str]:
+    """The words that run a script, which may be followed by its arguments."""
+    return ["sh", "-euc", script, "machine"]
 
 
 def release_root(release: str) -> Path:
@@ -56,50 +89,53 @@ def release_root(release: str) -> Path:
     Raises AssertionError where debootstrap or apt does not end well, with what they wrote.
     """
     root = ROOTS / release
-    if not (root / ".complete").exists():
+    complete = root / ".complete"
+    if not complete.exists():
         assert shutil.which("debootstrap"), "no debootstrap: apt-get install debootstrap"
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
-        _run("debootstrap", "--variant=minbase", release, root)
-        _run("chroot", root, "apt-get", "update")
-        _run("chroot", root, "sh", "-euc", f"apt-get install -y --download-only --no-install-recommends {DOWNLOADED}")
-        (root / ".complete").touch()
+        run_words("debootstrap", "--variant=minbase", release, root)
+        complete.touch()
+    if complete.read_text() != DOWNLOADED:
+        run_words("chroot", root, "apt-get", "update")
+        run_words(
+            "chroot", root, "sh", "-euc", f"apt-get install -y --download-only --no-install-recommends {DOWNLOADED}"
+        )
+        complete.write_text(DOWNLOADED)
     return root
 
 
 class Machine:
     """A release's machine, from the moment when it is made to the end of the `with` block; `shared` is /packages inside.
 
-    Its first process sleeps: what runs inside is started by `run_script`, and ends with the machine.
+    Its first process sleeps, or is systemd: what runs inside is started by `run_script`, and ends with the machine.
     """
 
-    def __init__(self, release: str, folder: Path) -> None:
+    def __init__(self, release: str, folder: Path, first: str = SLEEP) -> None:
         self.shared = folder / "shared"
         layers = folder / "layers"
-        for made in (self.shared, layers):
+        groups = folder / "groups"
+        for made in (self.shared, layers, groups):
             made.mkdir(parents=True)
-        namespaces = ["--mount", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--net", "--kill-child"]
+        self._group = [f"kvpool-machine-{os.getpid()}-{next(_count)}", str(groups)]
+        # It ends with this process, whatever ends that.
+        holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", *_shell(IN_GROUP), *self._group]
+        namespaces = ["unshare", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--net", "--kill-child"]
+        machine = [*_shell(LAYERS), str(release_root(release)), str(layers), str(self.shared), "sh", "-euc", first]
         self._holder = subprocess.Popen(
-            [
-                "unshare",
-                *namespaces,
-                "sh",
-                "-euc",
-                LAYERS,
-                "machine",
-                release_root(release),
-                layers,
-                self.shared,
-                "sleep",
-                "infinity",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*holder, *namespaces, *machine], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n", f"the machine of {release} did not start"
         self._first = self._child()
+        if first == SYSTEMD:
+            self._await_systemd()
+
+    def _await_systemd(self) -> None:
+        until = time.monotonic() + START_S
+        while self.try_script("systemctl is-active basic.target").returncode != 0:
+            assert time.monotonic() < until, f"systemd did not start: {(self.shared / 'systemd.log').read_text()}"
+            time.sleep(0.1)
 
     def _child(self) -> int:
         """The machine's first process, as its host numbers it."""
@@ -161,3 +197,4 @@ class Machine:
     ) -> None:
         with self._holder:
             self._holder.kill()
+        run_words("unshare", "--mount", *_shell(LEAVE_GROUP), *self._group)
