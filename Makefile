@@ -20,6 +20,7 @@ KVPOOLD ?=
 # Modules are compiled when they are imported first: most of torch's never are.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-compile
 QUIETLY = scripts/quietly
+PACKAGE_TOOLS := build/packages/tools
 # The one build of the core, made by pip as pyproject.toml says: the module, tests, fuzz targets and benchmarks link the same objects.
 NATIVE_BUILD := build/native
 # Builds beside it: under a sanitizer, for fuzzing.
@@ -35,7 +36,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel deb image chart test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -71,7 +72,9 @@ help:
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
 	@echo "make wheel            the distribution with its native module, in dist/: a node needs no compiler"
 	@echo "make deb              the Debian package made from it: daemon, kvpoolctl, service, everything they need of Python"
-	@echo "make test-packages    builds both, installs them aside without a compiler, and starts their daemons"
+	@echo "make image            the container image made from it (packaging/Containerfile), by docker, podman or buildah"
+	@echo "make chart            the Helm chart, in dist/"
+	@echo "make test-packages    builds both and the chart, installs them aside without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
 setup: $(NATIVE_BUILD)/.current $(VENV)/.development
@@ -344,7 +347,19 @@ wheel: $(VENV)/.tools
 deb: wheel
 	scripts/make-deb $(abspath $(BIN)/python)
 
-test-packages: deb
+image: wheel
+	scripts/make-image
+
+# What makes the chart, and reads it and the image in tests: pinned, in an environment of their own.
+$(PACKAGE_TOOLS)/.installed: packaging/tools.txt | $(VENV)/.tools
+	@[ -x $(PACKAGE_TOOLS)/bin/python ] || $(BIN)/python -m venv $(PACKAGE_TOOLS)
+	@$(QUIETLY) "installing the tools of packages" $(PACKAGE_TOOLS)/bin/python -m pip install --disable-pip-version-check -r packaging/tools.txt
+	@touch $@
+
+chart: $(NATIVE_BUILD)/.current $(PACKAGE_TOOLS)/.installed
+	scripts/make-chart $(BIN)/python $(PACKAGE_TOOLS)/bin/python
+
+test-packages: deb chart
 	scripts/test-packages $(abspath $(BIN)/python)
 	$(PYTEST) tests/packages
 
