@@ -202,6 +202,10 @@ def test_a_node_runs_the_daemon_and_an_engine(
         engine_of(pod, values.get("runPath", "/run/kvpool")).run()
         info = replace(daemon, command=["kvpoolctl", "info"]).run()
         assert ("ssd_state:ok" in info) == bool(values.get("ssdPath")), info
+        if case.startswith("metrics"):
+            # The proxy's way, which is of the pod's network.
+            fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9469/metrics').read().decode())"
+            assert "kvpool_ready 1" in replace(daemon, command=["/opt/kvpool/bin/python3", "-c", fetch]).run()
         if case == "secrets":
             assert "events:tcp://127.0.0.1:5557" in info, info
         assert running.stop() == 0, running.wrote()
