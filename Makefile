@@ -20,7 +20,7 @@ KVPOOLD ?=
 # Modules are compiled when they are imported first: most of torch's never are.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-compile
 QUIETLY = scripts/quietly
-PACKAGE_TOOLS := build/packages/tools
+CHECK_TOOLS := build/packages/check-tools
 # The one build of the core, made by pip as pyproject.toml says: the module, tests, fuzz targets and benchmarks link the same objects.
 NATIVE_BUILD := build/native
 # Builds beside it: under a sanitizer, for fuzzing.
@@ -351,13 +351,13 @@ image: wheel
 	scripts/make-image
 
 # What makes the chart, and reads it and the image in tests: pinned, in an environment of their own.
-$(PACKAGE_TOOLS)/.installed: packaging/tools.txt | $(VENV)/.tools
-	@[ -x $(PACKAGE_TOOLS)/bin/python ] || $(BIN)/python -m venv $(PACKAGE_TOOLS)
-	@$(QUIETLY) "installing the tools of packages" $(PACKAGE_TOOLS)/bin/python -m pip install --disable-pip-version-check -r packaging/tools.txt
+$(CHECK_TOOLS)/.installed: packaging/check-tools.txt | $(VENV)/.tools
+	@[ -x $(CHECK_TOOLS)/bin/python ] || $(BIN)/python -m venv $(CHECK_TOOLS)
+	@$(QUIETLY) "installing the tools of image and chart" $(CHECK_TOOLS)/bin/python -m pip install --disable-pip-version-check -r packaging/check-tools.txt
 	@touch $@
 
-chart: $(NATIVE_BUILD)/.current $(PACKAGE_TOOLS)/.installed
-	scripts/make-chart $(BIN)/python $(PACKAGE_TOOLS)/bin/python
+chart: wheel $(NATIVE_BUILD)/.current $(CHECK_TOOLS)/.installed
+	scripts/make-chart $(BIN)/python $(CHECK_TOOLS)/bin/python
 
 test-packages: deb chart
 	scripts/test-packages $(abspath $(BIN)/python)

@@ -59,18 +59,16 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
 @pytest.fixture(scope="session")
 def image(built: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image of packaging/Containerfile, of the wheel in dist/. Its machines have the wheels that pip wants, no network."""
-    wheel = built("kvpool-*-cp311-cp311-*_x86_64.whl")
-    download = [
-        str(tool("python")),
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
+    built("kvpool-*-cp311-cp311-*_x86_64.whl")
+    download = [str(tool("python")), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    download += [
         "--only-binary=:all:",
+        "--requirement",
+        str(TREE / "packaging/debian/packages.txt"),
+        "--dest",
+        str(WHEELS),
     ]
-    download += ["--constraint", str(TREE / "packaging/constraints.txt"), "--dest", str(WHEELS), *PLATFORM]
-    subprocess.run([*download, f"{wheel}[daemon,etcd]"], check=True, timeout=COMMAND_S)
+    subprocess.run([*download, *PLATFORM], check=True, timeout=COMMAND_S)
     folder = tmp_path_factory.mktemp("image")
     with ExitStack() as machines:
 

@@ -1,4 +1,5 @@
-"""Programs that others keep, for reading what is in dist/: they live in build/packages/tools, pinned by packaging/tools.txt."""
+"""Programs that others keep, for reading what is in dist/: they live in build/packages/check-tools, pinned by
+packaging/check-tools.txt."""
 
 import json
 import subprocess
@@ -7,14 +8,14 @@ from typing import Any
 
 from tests.packages.roots import TREE
 
-TOOLS = TREE / "build/packages/tools/bin"
+TOOLS = TREE / "build/packages/check-tools/bin"
 TOOL_S = 120
 
 
 def tool(name: str) -> Path:
     """The path of a program. Raises AssertionError where it is not there."""
     path = TOOLS / name
-    assert path.exists(), f"no {path}: make test-packages installs packaging/tools.txt"
+    assert path.exists(), f"no {path}: make test-packages installs packaging/check-tools.txt"
     return path
 
 
