@@ -18,6 +18,7 @@ KVPOOLD ?=
 # Modules are compiled when they are imported first: most of torch's never are.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-compile
 QUIETLY = scripts/quietly
+CHECK_TOOLS := build/packages/check-tools
 # The one build of the core, made by pip as pyproject.toml says: the module, tests, fuzz targets and benchmarks link the same objects.
 NATIVE_BUILD := build/native
 # Builds beside it: under a sanitizer, for fuzzing.
@@ -33,7 +34,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions image chart test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -71,7 +72,9 @@ help:
 	@echo "make wheels [PYTHONS=...]   the same for all pythons from 3.10 on, on x86_64 and aarch64; make sdist: its source, in dist/"
 	@echo "make deb              the Debian package for this distribution: daemon, kvpoolctl, service, everything they need of Python"
 	@echo "make deb-versions     renew the versions of others' packages in it (packaging/debian/packages.txt)"
-	@echo "make test-packages    builds both, installs them on bare machines without a compiler, and starts their daemons"
+	@echo "make image            the container image with it (packaging/Containerfile), by docker, podman or buildah"
+	@echo "make chart            the Helm chart, in dist/"
+	@echo "make test-packages    builds all of them, installs them on bare machines without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
 setup: $(NATIVE_BUILD)/.current $(VENV)/.development
@@ -365,8 +368,20 @@ deb-versions: $(VENV)/.tools
 	  --python-version $(shell /usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
 	  $(foreach package,pygments markdown-it-py mdurl,--no-emit-package $(package)) -o packaging/debian/packages.txt pyproject.toml
 
+image: wheel
+	scripts/make-image
+
+# What makes the chart, and reads it and the image in tests: pinned, in an environment of their own.
+$(CHECK_TOOLS)/.installed: packaging/check-tools.txt | $(VENV)/.tools
+	@[ -x $(CHECK_TOOLS)/bin/python ] || $(BIN)/python -m venv $(CHECK_TOOLS)
+	@$(QUIETLY) "installing the tools of image and chart" $(CHECK_TOOLS)/bin/python -m pip install --disable-pip-version-check -r packaging/check-tools.txt
+	@touch $@
+
+chart: wheel $(NATIVE_BUILD)/.current $(CHECK_TOOLS)/.installed
+	scripts/make-chart $(BIN)/python $(CHECK_TOOLS)/bin/python
+
 # The package of a builder who lets nobody else read, and has an old one.
-test-packages: wheels sdist
+test-packages: wheels sdist chart
 	umask 077; touch dist/kvpool_0_all.deb; $(AGAIN) deb
 	$(PYTEST) tests/packages
 

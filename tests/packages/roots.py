@@ -148,6 +148,11 @@ class Machine:
             time.sleep(0.01)
         raise AssertionError("the machine has no first process")
 
+    @property
+    def root(self) -> Path:
+        """Its files, as the host finds them."""
+        return Path(f"/proc/{self._first}/root")
+
     def words(self, script: str, user: str = "root") -> list[str]:
         """The command line, of the host, that runs a shell script inside; for a process that goes on."""
         inside = [
