@@ -34,7 +34,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions image chart test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions image chart release test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -74,7 +74,8 @@ help:
 	@echo "make deb-versions     renew the versions of others' packages in it (packaging/debian/packages.txt)"
 	@echo "make image            the container image with it (packaging/Containerfile), by docker, podman or buildah"
 	@echo "make chart            the Helm chart, in dist/"
-	@echo "make test-packages    builds all of them, installs them on bare machines without a compiler, and starts their daemons"
+	@echo "make release          all of them but the image in a fresh dist/, with a bill of materials (CycloneDX), the changelog and SHA256SUMS"
+	@echo "make test-packages    makes a release, installs them on bare machines without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
 setup: $(NATIVE_BUILD)/.current $(VENV)/.development
@@ -380,9 +381,19 @@ $(CHECK_TOOLS)/.installed: packaging/check-tools.txt | $(VENV)/.tools
 chart: wheel $(NATIVE_BUILD)/.current $(CHECK_TOOLS)/.installed
 	scripts/make-chart $(BIN)/python $(CHECK_TOOLS)/bin/python
 
-# The package of a builder who lets nobody else read, and has an old one.
-test-packages: wheels sdist chart
-	umask 077; touch dist/kvpool_0_all.deb; $(AGAIN) deb
+# Of a commit, whole: the same one makes the same bytes.
+release: $(NATIVE_BUILD)/.current $(CHECK_TOOLS)/.installed
+	@git diff --quiet HEAD -- || { echo "make release: the tree has changes that are in no commit: git stash, or commit them"; exit 1; }
+	rm -rf dist
+	$(AGAIN) wheels sdist deb chart
+	cp CHANGELOG.md dist/
+	@version=$$(scripts/wheel-version) && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	  $(CHECK_TOOLS)/bin/python packaging/bill_of_materials.py "$$version" "dist/kvpool-$$version.cdx.json"
+	@cd dist && sha256sum -- * >SHA256SUMS && echo "released $$(($$(wc -l <SHA256SUMS) + 1)) files in dist/"
+
+# The packages of a builder who lets nobody else read.
+test-packages: setup
+	umask 077; $(AGAIN) release
 	$(PYTEST) tests/packages
 
 clean:

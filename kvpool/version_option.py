@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-import kvpool_native
 from kvpool._version import VERSION
 
 
@@ -14,6 +13,8 @@ def version_option(name: str) -> Callable[[Any], Any]:
 
     def show(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
         if is_asked:
+            import kvpool_native  # loads the core, which no other option has use for
+
             click.echo(f"{name} {VERSION} ({kvpool_native.tls_library() or 'no OpenSSL 3'})")
             context.exit()
 

@@ -107,7 +107,7 @@ std::pair<nb::bytes, Keys> chunks_of(const Tokens<Token>& tokens, size_t chunk_t
   Keys columns = nb::steal<Keys>(PyTuple_New(static_cast<Py_ssize_t>(parents.size())));
   for (size_t chain = 0; columns.is_valid() && chain < parents.size(); ++chain) {
     nb::bytes column(keys.get() + chain * chunks * HASH_BYTES, chunks * HASH_BYTES);
-    PyTuple_SET_ITEM(columns.ptr(), static_cast<Py_ssize_t>(chain), column.release().ptr());
+    NB_TUPLE_SET_ITEM(columns.ptr(), static_cast<Py_ssize_t>(chain), column.release().ptr());
   }
   if (!columns.is_valid()) {
     throw nb::python_error();

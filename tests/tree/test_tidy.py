@@ -326,6 +326,13 @@ def _functions(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple((node.lineno, node.end_lineno or 0) for node in nodes_of(path) if isinstance(node, functions))
 
 
+@for_each([path for path in NATIVE if "bindings" in path.parts], name_of)
+def test_bindings_keep_to_the_stable_interface(path: Path) -> None:
+    """CPython's macros are no part of it, and the wheel for 3.12 and later would not compile: nanobind's NB_… are for both."""
+    macros = re.findall(r"\bPy[A-Z][A-Za-z]*_[A-Z][A-Z_]+\(", text_of(path))
+    assert not macros, f"has {macros}"
+
+
 @for_each(PRODUCT, name_of)
 def test_nothing_dangerous_is_used(path: Path) -> None:
     text = text_of(path)
