@@ -18,7 +18,7 @@ from tests.packages.roots import TREE, Machine
 from tests.packages.tools import ask
 
 CONTAINERFILE = TREE / "packaging/Containerfile"
-RELEASES = {"docker.io/library/debian:12-slim": "bookworm"}
+RELEASES = {"debian:12-slim": "bookworm"}
 # What the slim base leaves out of its packages, and of what is installed later; archives and lists are of the machine.
 NOT_IN_SLIM = (
     "/usr/share/doc",
