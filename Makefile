@@ -389,7 +389,7 @@ release: $(NATIVE_BUILD)/.current $(CHECK_TOOLS)/.installed
 	cp CHANGELOG.md dist/
 	@version=$$(scripts/wheel-version) && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
 	  $(CHECK_TOOLS)/bin/python packaging/bill_of_materials.py "$$version" "dist/kvpool-$$version.cdx.json"
-	@cd dist && sha256sum -- * >SHA256SUMS && echo "released $$(($$(wc -l <SHA256SUMS) + 1)) files in dist/"
+	@cd dist && sha256sum -- * >SHA256SUMS && chmod -R a+rX . && echo "released $$(($$(wc -l <SHA256SUMS) + 1)) files in dist/"
 
 # The packages of a builder who lets nobody else read.
 test-packages: setup

@@ -189,3 +189,24 @@ def test_what_is_not_in_it_can_be_added_beside_it(machine: Callable[..., Machine
     bare.run_script(f"{words[2]} --no-index --no-deps {bare.share_file(wheel)}")
     bare.run_script(f"cd /; {PYTHON} -I -c 'import mooncake.store, mooncake.engine'")
     assert "is not installed" not in bare.try_script(check).stdout
+
+
+def test_what_is_not_mounted_leaves_no_half_of_a_package(machine: Callable[..., Machine], package: Path) -> None:
+    """A disk and a configuration that are links, whose targets are away while the package is installed over itself."""
+    bare = machine()
+    install_package(bare, package)
+    bare.run_script(
+        "rm -r /var/lib/kvpool /etc/kvpool/kvpool.toml; ln -s /mnt/absent/kvpool /var/lib/kvpool; "
+        "ln -s /srv/absent.toml /etc/kvpool/kvpool.toml"
+    )
+    output = bare.run_script(f"dpkg --install /packages/{package.name}")
+    assert "the daemon cannot use /var/lib/kvpool" in output
+    assert bare.run_script("dpkg-query -W -f '${Status}' kvpool") == "install ok installed"
+    assert bare.run_script("readlink /etc/kvpool/kvpool.toml") == "/srv/absent.toml\n"
+    bare.run_script(
+        "rm /var/lib/kvpool /etc/kvpool/kvpool.toml; mkdir /var/lib/kvpool2; touch /etc/kvpool/kvpool2.toml"
+    )
+    assert bare.run_script("dpkg --purge kvpool").splitlines()[-3:-1] == [
+        "kept /etc/kvpool/kvpool2.toml",
+        "kept /var/lib/kvpool2",
+    ]

@@ -49,7 +49,7 @@ done
 CHECK = """
 /opt/kvpool/bin/kvpoolctl --socket /tmp/kvpool.sock check
 /opt/kvpool/bin/kvpoolctl --socket /tmp/kvpool.sock stats ssd | grep -qx ssd.state:ok
-cat /tmp/info
+/opt/kvpool/bin/kvpoolctl --socket /tmp/kvpool.sock info
 """
 
 # Keys of a prompt and a checksum, then the paths that were chosen for the processor.

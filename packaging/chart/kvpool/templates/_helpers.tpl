@@ -1,7 +1,7 @@
 {{/* Labels by which services and the DaemonSet find their pods. */}}
 {{- define "kvpool.selector" -}}
 app.kubernetes.io/name: kvpool
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kvpool.labels" -}}
