@@ -103,6 +103,11 @@ def chain_keys(parents: bytes, leaves: bytes) -> bytes:
     Keys of the chunks that follow each of the packed `parents`: those of one behind those of another. GIL released over many.
     """
 
+def name_keys(roots: bytes, names: Annotated[NDArray[numpy.uint8], dict(shape=(None, 32), order='C', device='cpu', writable=False)]) -> bytes:
+    """
+    Keys of chunks without a parent by an engine's names, uint8 [names, 32], behind each of the packed `roots`: those of one behind those of another. GIL released over many.
+    """
+
 def mix_leaf(leaf: bytes, payload: bytes) -> bytes:
     """A leaf with content mixed in."""
 
@@ -269,6 +274,11 @@ class IndexView:
     def lookup(self, keys: bytes, most: int = 4294967295) -> bytes:
         """
         The level of each chunk of the run of readable chunks from the first key on, of the first `most` at most. GIL released over many.
+        """
+
+    def probe(self, roots: bytes, names: Annotated[NDArray[numpy.uint8], dict(shape=(None, 32), order='C', device='cpu', writable=False)]) -> bytes:
+        """
+        Of each chunk without a parent that an engine names, uint8 [names, 32], behind packed roots of ranks: the fastest level from DRAM on, of the rank where that is slowest; 0 where some rank has it not. GIL released over many.
         """
 
     def last_run(self, keys: bytes, end: int, length: int, here: bool = True) -> tuple[int, bytes]:
@@ -454,6 +464,11 @@ class Directory:
 
     def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
         """Leaves a hold its leading chunks."""
+
+    def use_again(self, namespace: int, keys: bytes, now_ns: int) -> None:
+        """
+        What is here of these chunks without a parent counts as used, the first one last.
+        """
 
     def hold_chain(self, namespaces: Sequence[int], leaves: bytes, chunks: int, holder: int | None, now_ns: int) -> list[int]:
         """
@@ -1027,6 +1042,9 @@ class LoadJob:
 
     def reason(self) -> int: ...
 
+    def reasons(self) -> bytes:
+        """Of a set, of each chunk, u8; CANCELLED for one without a verdict."""
+
     def progress(self) -> int: ...
 
 class SaveJob:
@@ -1067,9 +1085,9 @@ class CopyPool:
 
     def __init__(self, threads: int) -> None: ...
 
-    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, extents: int, payload_bytes: int, verifies: bool, *, numbers: bytes = ..., extent_bytes: int = 0) -> LoadJob:
+    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, extents: int, payload_bytes: int, verifies: bool, *, numbers: bytes = ..., extent_bytes: int = 0, is_set: bool = False) -> LoadJob:
         """
-        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `numbers`: in a chunk, of each extent of the view, rising, none for all from 0 on; `extent_bytes`: of each as it is stored, 0 for payload_bytes. ValueError for what lies outside.
+        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `numbers`: in a chunk, of each extent of the view, rising, none for all from 0 on; `extent_bytes`: of each as it is stored, 0 for payload_bytes. `is_set`: a chunk that fails takes none behind it along. ValueError for what lies outside.
         """
 
     def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, extents: int, payload_bytes: int, first_extent: int = 0, *, numbers: bytes = ..., extent_bytes: int = 0) -> SaveJob:
@@ -1745,7 +1763,7 @@ class ReuseDistances:
 
 class PlainSave:
     """
-    A save of whole chunks of one chain. A copy: it does not follow the save.
+    A save of whole chunks of one run. A copy: it does not follow the save.
     """
 
     @property
@@ -1759,8 +1777,13 @@ class PlainSave:
     def group(self) -> int: ...
 
     @property
-    def holder(self) -> int:
-        """The directory's reservation of its slots."""
+    def holders(self) -> list[int]:
+        """
+        The directory's reservations of its slots: of a chain one, else one of each chunk.
+        """
+
+    @property
+    def is_chain(self) -> bool: ...
 
     @property
     def chunks(self) -> int: ...
@@ -1875,6 +1898,10 @@ class Lease:
         """Chunks of the holds of one rank together."""
 
     @property
+    def set_group(self) -> int | None:
+        """Whose chunks it has, each alone, where it is of a set."""
+
+    @property
     def held(self) -> int:
         """Chunks of all its holds together."""
 
@@ -1889,9 +1916,9 @@ class LeaseTable:
 
     def change_ttl(self, ttl_ns: int) -> None: ...
 
-    def grant(self, owner: int, chunks: int, rows: int, ranks: Sequence[int], holds: Sequence[int], least_ttl_ns: int, now_ns: int) -> int:
+    def grant(self, owner: int, chunks: int, rows: int, ranks: Sequence[int], holds: Sequence[int], least_ttl_ns: int, now_ns: int, set_group: int | None = None) -> int:
         """
-        The number of a new lease. `holds`: those of one rank after those of another.
+        The number of a new lease. `holds`: those of one rank after those of another. `set_group`: see `Lease`.
         """
 
     def find(self, lease: int, owner: int) -> Lease | None: ...
@@ -1978,7 +2005,7 @@ class HeldHit:
 class LeaseDesk:
     """Leases of hits that are in DRAM as a whole. Control thread only."""
 
-    def __init__(self, directory: Directory, leases: LeaseTable, ending: EndingHolds, reuse: ReuseDistances | None, leases_max: int, held_max: int, rows_max: int, named_max: int) -> None: ...
+    def __init__(self, directory: Directory, leases: LeaseTable, ending: EndingHolds, reuse: ReuseDistances | None, leases_max: int, held_max: int, rows_max: int, named_max: int, is_alone: bool) -> None: ...
 
     def hold_hit(self, reader: Reader, keys: bytes, chunks: int, holder: int, now_ns: int) -> HeldHit | None:
         """None where it is not all in DRAM, or not allowed."""

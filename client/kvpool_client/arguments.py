@@ -21,6 +21,7 @@ from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.results import Hit
+from kvpool_client.verbs.set_hold import SetHold
 
 COPY_THREADS_MAX = 64
 REVISION_SEPARATOR = "@"
@@ -138,6 +139,23 @@ def check_lease(lease: Lease, namespace: Namespace) -> None:
         f"lease is of another connection, {lease.namespace}, expected one of {namespace}: acquire the hit with this Pool, or "
         "take it over with claim(lease.ticket())"
     )
+
+
+def check_chain_lease(lease: Lease, namespace: Namespace) -> None:
+    """Check that `lease` is this Pool's, and on leading chunks of a prompt."""
+    check_lease(lease, namespace)
+    if isinstance(lease.hold, SetHold):
+        raise InvalidArgument("lease is what acquire_set answered, expected one of acquire or claim: load_set loads it")
+
+
+def check_set_lease(lease: Lease, namespace: Namespace) -> SetHold:
+    """The hold of this Pool's lease of a set."""
+    check_lease(lease, namespace)
+    if not isinstance(lease.hold, SetHold):
+        raise InvalidArgument(
+            "lease is on leading chunks of a prompt, expected what acquire_set answered: load loads it"
+        )
+    return lease.hold
 
 
 def check_owner(owner: object, layout: Layout) -> None:

@@ -14,6 +14,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
 from kvpool.keys import namespace_name, pack_scope
@@ -26,10 +29,10 @@ from kvpool_client.arguments import (
     as_entries,
     as_index,
     by_group,
+    check_chain_lease,
     check_connect,
     check_hit,
     check_keys,
-    check_lease,
     check_name,
     check_no_groups,
     check_owner,
@@ -38,6 +41,7 @@ from kvpool_client.arguments import (
     checked_shares,
     is_text,
 )
+from kvpool_client.chunk_sets import ChunkSets
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.link import Link
@@ -52,7 +56,6 @@ from kvpool_client.given_numbers import is_index
 from kvpool_client.hint_envelope import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain, Namespace
 from kvpool_client.retention import plan_retention
-from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.verbs.chosen_chunks import checked_chunks, chunks_to_save
 from kvpool_client.verbs.finder import Finder
 from kvpool_client.verbs.hint_client import HintClient
@@ -64,6 +67,7 @@ from kvpool_client.verbs.load_starter import LoadStarter
 from kvpool_client.verbs.results import AnnounceResult, Hit, RetainResult
 from kvpool_client.verbs.save import Save
 from kvpool_client.verbs.save_starter import SaveStarter
+from kvpool_client.verbs.set_load import SetLoad
 
 log = logging.getLogger(__name__)
 
@@ -174,13 +178,15 @@ class Pool:
             estimate_s=self._load_starter.estimate_s,
             timeout_s=timeout_s,
         )
-        self.separate = SeparateChunks(
+        self._sets = ChunkSets(
             self._namespace,
-            copies,
-            finder=finder,
-            lease_fetcher=self._lease_fetcher,
+            link,
+            counters,
+            roots=self._plain_scope[0],
+            sides=sides,
             load_starter=self._load_starter,
             save_starter=self._save_starter,
+            timeout_s=timeout_s,
         )
         self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
@@ -371,16 +377,16 @@ class Pool:
         windows and states all that `lease.ranges` names. Raises InvalidArgument for wrong lengths and for a lease or cache of
         another Pool, even if the lease has ended.
         """
-        check_lease(lease, self._namespace)
+        check_chain_lease(lease, self._namespace)
         first_chunk = as_index("first_chunk", first_chunk, lease.chunks)
         rows = lease.hold.rows_from(first_chunk)
         blocks = self._blocks(rows, cache, block_ids, into, is_load=True)
-        return self._load_starter.begin_load((lease.hold,), first_chunk, rows, blocks)
+        return self._load_starter.begin_load(lease.hold, first_chunk, rows, blocks)
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
         """A lease's chunks where they lie in the pool, to be read there until it is closed: nothing is copied. Raises
         InvalidArgument, also for a layout whose layers are not whole there (head groups, a share)."""
-        check_lease(lease, self._namespace)
+        check_chain_lease(lease, self._namespace)
         check_no_groups(self.layout)
         if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
@@ -448,8 +454,61 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._blocks(named, cache, block_ids, from_, is_load=False)
-        (save,) = self._save_starter.begin_save([self._save_starter.plan(keys, retention_columns, named, blocks)])
-        return save
+        return self._save_starter.begin_save(self._save_starter.plan(keys, retention_columns, named, blocks))
+
+    def probe(
+        self, keys: npt.NDArray[np.uint8], group: int = 0, *, asks_store: bool = False, is_counted: bool = False
+    ) -> npt.NDArray[np.uint8]:
+        """The level of each chunk of a set, uint8 [keys], 0 for one that is not known to be anywhere: 1 DRAM, 2 SSD, 3 a peer.
+
+        A set is of chunks of an engine that names each by a key of its own, in no order and without parents: `keys` are uint8
+        [keys, 32], C-contiguous, of one group of the layout. They share nothing with chunks of `Pool.keys`; a key names the
+        same chunk as `keys_from_hashes` of that hash alone. Reads shared memory: no request, no lease. `is_counted`: whether
+        hit rates have it, as a lookup of so many chunks.
+        `asks_store`: those that are absent are looked for in the store that nodes share, where there is one: level 4, in one
+        round trip for each 4096. Raises InvalidArgument.
+        """
+        return self._sets.probe(keys, group, asks_store=asks_store, is_counted=is_counted)
+
+    def acquire_set(self, keys: npt.NDArray[np.uint8], group: int = 0) -> Lease:
+        """Lease what is there of a set, `keys` uint8 [keys, 32] (see `probe`): `lease.held` says of each key whether it is
+        leased. Chunks in lower tiers and on other nodes are on their way then, each alone.
+
+        One round trip; none where the daemon is away, or for no keys. 4096 keys at most. Of what is released together the first
+        key counts as used last. Raises InvalidArgument.
+        """
+        return self._sets.acquire(keys, group)
+
+    def load_set(
+        self, lease: Lease, rows: object = None, *, cache: Cache | None = None, block_ids: object = None
+    ) -> SetLoad:
+        """Copy what is leased of a set into engine memory; returns at once. The result has a state for each key.
+
+        Memory of the host: `rows`, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of as
+        many bytes each (integers; they must stay); or the blocks of each key in a `cache`. A row that is not loaded is
+        undefined where its key was leased, and else untouched. Raises InvalidArgument as `load` does.
+        """
+        return self._sets.load(lease, rows, cache=cache, block_ids=block_ids)
+
+    def save_set(
+        self,
+        keys: npt.NDArray[np.uint8],
+        rows: object = None,
+        parents: npt.NDArray[np.uint8] | None = None,
+        retention: Sequence[TokenRange] = (),
+        *,
+        group: int = 0,
+        cache: Cache | None = None,
+        block_ids: object = None,
+    ) -> Save:
+        """Reserve slots for the chunks of a set and copy, as `save` does: its result has a state for each key, in their order.
+
+        `rows`, or `cache` and `block_ids`: as of `load_set`, one for each key. `parents`: the key before each in its prompt,
+        uint8 [keys, 32], zeros for none; they are no part of the keys and need not be stored, and have the chunks of a prompt
+        that are in the set evicted from its end on. Without them the set is evicted from its last key on. `retention`: its
+        ranges count tokens of the rows, one behind the other. Raises InvalidArgument.
+        """
+        return self._sets.save(keys, rows, parents, retention, group=group, cache=cache, block_ids=block_ids)
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.

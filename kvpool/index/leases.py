@@ -106,13 +106,15 @@ class Leases:
         *,
         least_ttl_ns: int = 0,
         rows: int | None = None,
+        set_group: int | None = None,
     ) -> Lease:
-        """A new lease over `holds`, as many on each rank. `rows`: of each rank; None: `chunks`."""
+        """A new lease over `holds`, as many on each rank. `rows`: of each rank; None: `chunks`. `set_group`: whose chunks they
+        are, where they are a set of that group's alone."""
         assert chunks > 0
         assert holds
         flat = list(chain.from_iterable(holds.values()))
         rows = chunks if rows is None else rows
-        lease_id = self.table.grant(owner, chunks, rows, list(holds), flat, least_ttl_ns, now_ns)
+        lease_id = self.table.grant(owner, chunks, rows, list(holds), flat, least_ttl_ns, now_ns, set_group)
         lease = self.table.find(lease_id, owner)
         assert lease is not None
         return lease

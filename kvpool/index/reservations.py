@@ -91,12 +91,14 @@ class Reservation:
         return next((run.holders[0] for run in self.runs if run.holders and not run.is_part), None)
 
     def slots(self) -> Iterator[tuple[ReservationId, int]]:
-        """The directory's reservations of its chunks, each with the number of these."""
+        """The directory's reservations of its chunks, each with the number of these, in the order in which they end: of a set
+        of chunks the first one ends, and so is used, last; of windows the last one."""
         for run in self.runs:
             if run.is_part:
                 continue
             alone = len(run.holders) == run.chunks
-            yield from zip(run.holders, repeat(1 if alone else run.chunks))
+            holders = reversed(run.holders) if not run.is_chain and run.layout.is_chained else run.holders
+            yield from zip(holders, repeat(1 if alone else run.chunks))
 
 
 class Reservations:
@@ -194,7 +196,9 @@ class Reservations:
         owned = {entry for entries in self._of_owner.values() for entry in entries}
         if owned != set(self._by_id):
             return [f"reservations: owners name {len(owned)}, {len(self._by_id)} exist"]
-        holders = len(self.plain) + sum(len(run.holders) for entry in self._by_id.values() for run in entry.runs)
+        holders = len(self.plain.holders()) + sum(
+            len(run.holders) for entry in self._by_id.values() for run in entry.runs
+        )
         problems = self.plain.verify()
         if sum(saves for _, saves in self.plain.owners()) != len(self):
             problems.append("reservations: those of the connections are miscounted")
@@ -216,8 +220,16 @@ class Reservations:
         """A save that was taken out of the native table is here from now on."""
         owner = ConnectionId(plain.owner)
         session = self._writers[owner].of_group(plain.group)
-        layout, holders = session.layout, [ReservationId(plain.holder)]
-        run = ReservedRun(session, plain.chunks, layout.extents, layout.kv_extents, holders, committed=plain.committed)
+        layout = session.layout
+        run = ReservedRun(
+            session,
+            plain.chunks,
+            layout.extents,
+            layout.kv_extents,
+            [ReservationId(holder) for holder in plain.holders],
+            is_chain=plain.is_chain,
+            committed=plain.committed,
+        )
         adopted = Reservation(SaveId(plain.id), owner, [run], plain.deadline_ns)
         self._add(adopted)
         return adopted

@@ -80,9 +80,11 @@ class Chains:
         hit needs, or nothing. An owner is asked for what is neither here nor known elsewhere: one that is unknown, away or
         suspended has nothing.
 
-        Waits where moves between the tiers leave no room for all of it now.
+        Of a set of chunks whatever is there. Waits where moves between the tiers leave no room for all of it now.
         """
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        if request.set_of:
+            return (yield from self._acquire_set(session, request))
         _check_owner(request.owner)
         granted = None if request.owner else self.readers.lease_at_once(session, request, self.clock.now_ns())
         if granted is not None:
@@ -119,6 +121,19 @@ class Chains:
             return give(session, self.readers.take_holds(session, task))
         finally:
             task.release_holds(self.clock.now_ns())
+
+    def _acquire_set(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
+        group = session.of_group(request.set_of - 1)
+        keys = columns.keys_of(request.keys, ranks=len(group.namespace_ids), keys_max=m.SET_KEYS_MAX)
+        if request.chunks or request.owner:
+            raise ProtocolError(f"a set has {request.chunks} chunks and an owner's name, expected neither")
+        task = self.readers.begin_set(session, request.set_of - 1, keys)
+        try:
+            yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
+            leased = self.readers.grant_set(session, request.set_of - 1, task, self.clock.now_ns())
+        finally:
+            task.release_holds(self.clock.now_ns())
+        return self.note_leased(session, leased)
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.
@@ -348,6 +363,8 @@ def _asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
     found, at = [], 0
     for run in runs:
         of_group = session.of_group(run.group)
+        if run.form is RunForm.ALONE and of_group.layout.is_chained and run.chunks > m.SET_KEYS_MAX:
+            raise ProtocolError(f"a set has {run.chunks} chunks, expected at most {m.SET_KEYS_MAX}")
         if run.form is not RunForm.ALONE and not of_group.layout.is_chained:
             raise ProtocolError(f"run of group {run.group} is a chain, expected chunks alone: they have no parent")
         parent = b""

@@ -65,10 +65,10 @@ CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_
 LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
                      const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& slots,
                      const nb::bytes& generations, const nb::bytes& block_ids, uint32_t extents, uint64_t payload_bytes, bool verifies,
-                     const nb::bytes& numbers, uint64_t extent_bytes) {
+                     const nb::bytes& numbers, uint64_t extent_bytes, bool is_set) {
   LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), {}, column<uint64_t>(generations, "generations"),
                 column<int64_t>(block_ids, "block_ids"), extents, payload_bytes, verifies,
-                {column<uint32_t>(numbers, "numbers"), extent_bytes}};
+                {column<uint32_t>(numbers, "numbers"), extent_bytes}, is_set};
   for (const uint64_t packed : column<uint64_t>(slots, "slots")) {
     plan.slots.push_back(SlotAddress::unpacked(packed));
   }
@@ -189,6 +189,13 @@ void bind_jobs(nb::module_& module) {
       .def("done", [](const LoadHandle& self) { return self.job->is_done(); })
       .def("chunks", [](const LoadHandle& self) { return self.job->chunks(); })
       .def("reason", [](const LoadHandle& self) { return static_cast<int>(self.job->reason()); })
+      .def(
+          "reasons",
+          [](const LoadHandle& self) {
+            const std::vector<LoadReason> found = self.job->reasons();
+            return nb::bytes(found.data(), found.size());
+          },
+          "Of a set, of each chunk, u8; CANCELLED for one without a verdict.")
       .def("progress", [](const LoadHandle& self) { return self.job->progress(); });
 
   nb::class_<SaveHandle>(module, "SaveJob", nb::is_weak_referenceable(), "A save that copies what is announced.")
@@ -232,10 +239,10 @@ void bind_copy(nb::module_& module) {
            "threads"_a)
       .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, "block_ids"_a,
            "extents"_a, "payload_bytes"_a, "verifies"_a, nb::kw_only(), "numbers"_a = nb::bytes("", 0), "extent_bytes"_a = 0,
-           nb::keep_alive<0, 2>(),
+           "is_set"_a = false, nb::keep_alive<0, 2>(),
            "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `numbers`: in a chunk, of each "
            "extent of the view, rising, none for all from 0 on; `extent_bytes`: of each as it is stored, 0 for payload_bytes. "
-           "ValueError for what lies outside.")
+           "`is_set`: a chunk that fails takes none behind it along. ValueError for what lies outside.")
       .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "extents"_a, "payload_bytes"_a,
            "first_extent"_a = 0, nb::kw_only(), "numbers"_a = nb::bytes("", 0), "extent_bytes"_a = 0, nb::keep_alive<0, 2>(),
            "Prepares a save of `extents` extents of the view from `first_extent` on; nothing is copied before it is announced. "

@@ -117,6 +117,12 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           "holds"_a, "How many leading chunks of each hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
       .def(
+          "use_again",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns) {
+            self.use_again(known_namespace(self, owner), {packed_keys(keys), keys.size()}, now_ns);
+          },
+          "namespace"_a, "keys"_a, "now_ns"_a, "What is here of these chunks without a parent counts as used, the first one last.")
+      .def(
           "hold_chain",
           [](Directory& self, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t chunks, std::optional<uint32_t> holder,
              uint64_t now_ns) {

@@ -127,6 +127,21 @@ nb::bytes chain(const nb::bytes& parents, const nb::bytes& leaves) {
   return keys;
 }
 
+using Names = nb::ndarray<const uint8_t, nb::shape<-1, static_cast<nb::ssize_t>(HASH_BYTES)>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes named(const nb::bytes& roots, const Names& names) {
+  require_hashes(roots, "roots");
+  const size_t count = names.shape(0);
+  nb::bytes keys = unwritten(roots.size() * count);
+  {
+    const GilReleasedOver released(keys.size());
+    for (size_t root = 0; root < roots.size() / HASH_BYTES; ++root) {
+      name_keys(readable(roots) + root * HASH_BYTES, names.data(), count, writable(keys) + root * count * HASH_BYTES);
+    }
+  }
+  return keys;
+}
+
 nb::bytes mixed(const nb::bytes& leaf, const nb::bytes& payload) {
   if (leaf.size() != HASH_BYTES) {
     throw nb::value_error("leaf must have 32 bytes");
@@ -181,6 +196,9 @@ void bind_keys(nb::module_& module) {
   module.def("hash_chunks", &chunks_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a, "parents"_a);
   module.def("chain_keys", &chain, "parents"_a, "leaves"_a,
              "Keys of the chunks that follow each of the packed `parents`: those of one behind those of another. GIL released over many.");
+  module.def("name_keys", &named, "roots"_a, "names"_a.noconvert(),
+             "Keys of chunks without a parent by an engine's names, uint8 [names, 32], behind each of the packed `roots`: those of one "
+             "behind those of another. GIL released over many.");
   module.def("mix_leaf", &mixed, "leaf"_a, "payload"_a, "A leaf with content mixed in.");
   module.def("derive_root", &root, "fields"_a, "A root over length-prefixed fields.");
   module.def("blake3", &plain, "data"_a, "Plain BLAKE3 of 32 bytes. GIL released.");

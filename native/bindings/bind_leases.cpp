@@ -67,11 +67,11 @@ Reader* make_reader(uint32_t connection, uint32_t holder, uint64_t least_ttl_ns,
 }
 
 uint64_t grant(LeaseTable& self, uint32_t owner, uint64_t chunks, uint64_t rows, const std::vector<uint32_t>& ranks,
-               const std::vector<HoldId>& holds, uint64_t least_ttl_ns, uint64_t now_ns) {
+               const std::vector<HoldId>& holds, uint64_t least_ttl_ns, uint64_t now_ns, std::optional<uint32_t> set_group) {
   if (chunks == 0 || ranks.empty() || holds.empty() || holds.size() % ranks.size() != 0) {
     throw nb::value_error("a lease must have chunks, ranks, and as many holds for each rank");
   }
-  return self.grant({0, owner, chunks, rows, least_ttl_ns, ranks, holds, 0}, now_ns).id;
+  return self.grant({0, owner, chunks, rows, least_ttl_ns, ranks, holds, set_group, 0}, now_ns).id;
 }
 
 void bind_table(nb::module_& module) {
@@ -80,13 +80,14 @@ void bind_table(nb::module_& module) {
       .def_ro("owner", &Lease::owner, "The connection that it belongs to.")
       .def_ro("chunks", &Lease::chunks, "Of the hit.")
       .def_ro("rows", &Lease::rows, "Chunks of the holds of one rank together.")
+      .def_ro("set_group", &Lease::set_group, "Whose chunks it has, each alone, where it is of a set.")
       .def_prop_ro("held", &Lease::held, "Chunks of all its holds together.")
       .def_prop_ro("holds", &holds_of, "By rank, in the order of the rows.");
   nb::class_<LeaseTable>(module, "LeaseTable", "Leases by number, owner and deadline. Control thread only.")
       .def(nb::init<uint64_t>(), "ttl_ns"_a)
       .def("change_ttl", &LeaseTable::change_ttl, "ttl_ns"_a)
       .def("grant", &grant, "owner"_a, "chunks"_a, "rows"_a, "ranks"_a, "holds"_a, "least_ttl_ns"_a, "now_ns"_a,
-           "The number of a new lease. `holds`: those of one rank after those of another.")
+           "set_group"_a.none() = nb::none(), "The number of a new lease. `holds`: those of one rank after those of another. `set_group`: see `Lease`.")
       .def(
           "find", [](const LeaseTable& self, uint64_t id, uint32_t owner) { return copy_of(self.find(id, owner)); }, "lease"_a, "owner"_a)
       .def("renew", &LeaseTable::renew, "lease"_a, "owner"_a, "now_ns"_a, "Counts it as used now; False where it has ended or is another's.")
@@ -136,10 +137,10 @@ void bind_desk(nb::module_& module) {
       .def_ro("holds", &HeldHit::holds, "Those of one rank after those of another.");
   nb::class_<LeaseDesk>(module, "LeaseDesk", "Leases of hits that are in DRAM as a whole. Control thread only.")
       .def("__init__", [](LeaseDesk* self, Directory& directory, LeaseTable& leases, EndingHolds& ending, ReuseDistances* reuse, uint64_t leases_max,
-                       uint64_t held_max, uint64_t rows_max, uint64_t named_max) {
-             new (self) LeaseDesk(directory, leases, ending, reuse, {leases_max, held_max, rows_max, named_max});
+                       uint64_t held_max, uint64_t rows_max, uint64_t named_max, bool is_alone) {
+             new (self) LeaseDesk(directory, leases, ending, reuse, {leases_max, held_max, rows_max, named_max, is_alone});
            },
-           "directory"_a, "leases"_a, "ending"_a, "reuse"_a.none(), "leases_max"_a, "held_max"_a, "rows_max"_a, "named_max"_a, nb::keep_alive<1, 2>(),
+           "directory"_a, "leases"_a, "ending"_a, "reuse"_a.none(), "leases_max"_a, "held_max"_a, "rows_max"_a, "named_max"_a, "is_alone"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def(
           "hold_hit",

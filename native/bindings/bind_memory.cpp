@@ -70,6 +70,25 @@ nb::bytes lookup(const IndexView& index, const nb::bytes& keys, uint32_t most) {
   return nb::bytes(levels.get(), count);
 }
 
+using Names = nb::ndarray<const uint8_t, nb::shape<-1, static_cast<nb::ssize_t>(KEY_BYTES)>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes probe(const IndexView& index, const nb::bytes& roots, const Names& names) {
+  if (roots.size() % KEY_BYTES != 0 || roots.size() == 0) {
+    throw nb::value_error("roots must be a multiple of 32 bytes");
+  }
+  const size_t n = names.shape(0);
+  nb::bytes levels = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(n)));
+  if (!levels.is_valid()) {
+    throw nb::python_error();
+  }
+  {
+    const GilReleasedOver released(n * KEY_BYTES);
+    index.probe_names(static_cast<const uint8_t*>(roots.data()), roots.size() / KEY_BYTES, names.data(), n,
+                      reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(levels.ptr())));
+  }
+  return levels;
+}
+
 std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& keys, size_t end, size_t length, bool here) {
   if (keys.size() % KEY_BYTES != 0 || end > keys.size() / KEY_BYTES || length == 0) {
     throw nb::value_error("keys must be a multiple of 32 bytes, end one of them or the end, length above 0");
@@ -222,6 +241,9 @@ void bind_index_view(nb::module_& module) {
       .def("lookup", &lookup, "keys"_a, "most"_a = UINT32_MAX,
            "The level of each chunk of the run of readable chunks from the first key on, of the first `most` at most. GIL released "
            "over many.")
+      .def("probe", &probe, "roots"_a, "names"_a.noconvert(),
+           "Of each chunk without a parent that an engine names, uint8 [names, 32], behind packed roots of ranks: the fastest level from "
+           "DRAM on, of the rank where that is slowest; 0 where some rank has it not. GIL released over many.")
       .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a, "here"_a = true,
            "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level "
            "of each of them; here: on this node, otherwise on another one, too. GIL released.")

@@ -34,11 +34,12 @@ SaveWriter* make_writer(const Directory& directory, uint32_t connection, const s
 }  // namespace
 
 void bind_saves(nb::module_& module) {
-  nb::class_<PlainSave>(module, "PlainSave", "A save of whole chunks of one chain. A copy: it does not follow the save.")
+  nb::class_<PlainSave>(module, "PlainSave", "A save of whole chunks of one run. A copy: it does not follow the save.")
       .def_ro("id", &PlainSave::id)
       .def_ro("owner", &PlainSave::owner, "The connection that it belongs to.")
       .def_ro("group", &PlainSave::group)
-      .def_ro("holder", &PlainSave::holder, "The directory's reservation of its slots.")
+      .def_ro("holders", &PlainSave::holders, "The directory's reservations of its slots: of a chain one, else one of each chunk.")
+      .def_ro("is_chain", &PlainSave::is_chain)
       .def_ro("chunks", &PlainSave::chunks)
       .def_ro("committed", &PlainSave::committed, "How many of them, the first ones, are published.")
       .def_ro("deadline_ns", &PlainSave::deadline_ns);

@@ -7,6 +7,8 @@ namespace kvpool {
 namespace {
 
 constexpr uint64_t VIEW_NUMBERS_MAX = uint64_t{1} << 40;
+// Of blocks that begin at any byte of a process's memory.
+constexpr uint64_t VIEW_BLOCKS_MAX = uint64_t{1} << 48;
 
 const char* blocks_fault(const CacheView& view, const std::vector<int64_t>& ids, size_t chunks, uint32_t extents,
                          uint64_t payload_bytes, bool may_skip, uint32_t first_extent = 0) noexcept {
@@ -32,9 +34,9 @@ const char* blocks_fault(const CacheView& view, const std::vector<int64_t>& ids,
 }  // namespace
 
 const char* view_fault(const CacheView& view) noexcept {
-  if (view.planes == 0 || view.plane_block_bytes == 0 || view.blocks > VIEW_NUMBERS_MAX ||
+  if (view.planes == 0 || view.plane_block_bytes == 0 || view.blocks > VIEW_BLOCKS_MAX ||
       view.plane_block_bytes > VIEW_NUMBERS_MAX) {
-    return "planes and plane_block_bytes must be positive, blocks and bytes at most 2^40";
+    return "planes and plane_block_bytes must be positive, blocks at most 2^48 and bytes 2^40";
   }
   if (view.runs == 0 || view.plane_block_bytes % view.runs != 0) {
     return "runs must be positive and divide plane_block_bytes";

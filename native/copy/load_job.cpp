@@ -24,7 +24,8 @@ LoadJob::LoadJob(LoadPlan plan)
       fail_at_(chunk_count_),
       claimed_(chunk_count_),
       extent_left_(plan_.extents, chunk_count_),
-      chunk_left_(chunk_count_, plan_.extents) {
+      chunk_left_(chunk_count_, plan_.extents),
+      failed_(plan_.is_set ? chunk_count_ : 0, LoadReason::COMPLETE) {
   KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
   KVPOOL_CHECK(plan_.slots.size() == chunk_count_);
   KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
@@ -117,6 +118,9 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
 }
 
 uint64_t LoadJob::copy(const Piece& piece) {
+  if (plan_.is_set) {
+    return copy_alone(piece);
+  }
   const uint64_t units = piece.extents * piece.count;
   uint64_t good = 0;
   LoadReason failure = LoadReason::COMPLETE;
@@ -135,6 +139,19 @@ uint64_t LoadJob::copy(const Piece& piece) {
     failure_ = failure;
   }
   return (good + 1) * plan_.payload_bytes;
+}
+
+uint64_t LoadJob::copy_alone(const Piece& piece) {
+  for (uint64_t unit = 0; unit < piece.extents * piece.count; ++unit) {
+    const uint64_t chunk = piece.count > 1 ? piece.first + unit : piece.first;
+    const uint32_t extent = piece.extent + static_cast<uint32_t>(piece.count > 1 ? 0 : unit);
+    const LoadReason failure = copy_extent(extent, chunk);
+    if (failure != LoadReason::COMPLETE) {
+      const std::lock_guard guard(lock_);
+      failed_[chunk] = failed_[chunk] == LoadReason::COMPLETE ? failure : failed_[chunk];
+    }
+  }
+  return piece.extents * piece.count * plan_.payload_bytes;
 }
 
 LoadReason LoadJob::copy_extent(uint32_t own, uint64_t chunk) const {
@@ -190,6 +207,17 @@ uint64_t LoadJob::chunks() const {
 LoadReason LoadJob::reason() const {
   const std::lock_guard guard(lock_);
   return cancelled_ && complete_chunks() < fail_at_ ? LoadReason::CANCELLED : failure_;
+}
+
+std::vector<LoadReason> LoadJob::reasons() const {
+  const std::lock_guard guard(lock_);
+  std::vector<LoadReason> found = failed_;
+  for (size_t chunk = 0; chunk < found.size(); ++chunk) {
+    if (found[chunk] == LoadReason::COMPLETE && chunk_left_[chunk] > 0) {
+      found[chunk] = LoadReason::CANCELLED;
+    }
+  }
+  return found;
 }
 
 uint64_t LoadJob::complete_chunks() const {

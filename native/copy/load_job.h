@@ -2,7 +2,7 @@
 //
 // Pieces go extent by extent: extent 0 of every chunk, then extent 1. After an extent of a chunk was copied its slot's generation
 // is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. A chunk without a verdict
-// is not good: it counts only when all of its extents were checked. A chunk that is still being promoted is
+// is not good: it counts only when all of its extents were checked. Of a set each chunk is alone: one that fails takes nothing along. A chunk that is still being promoted is
 // copied as its extents land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
 // blocked, and its thread serves others.
 //
@@ -41,6 +41,7 @@ struct LoadPlan {
   uint64_t payload_bytes = 0;
   bool verifies = true;
   ExtentMap map = {};
+  bool is_set = false;
 };
 
 class LoadJob final : public PieceJob {
@@ -60,6 +61,8 @@ class LoadJob final : public PieceJob {
   // Leading chunks that have not failed; of an ended load, those that are good.
   [[nodiscard]] uint64_t chunks() const;
   [[nodiscard]] LoadReason reason() const;
+  // Of a set, each chunk's own; CANCELLED for one without a verdict.
+  [[nodiscard]] std::vector<LoadReason> reasons() const;
 
  private:
   bool claim(Piece& piece) override;
@@ -72,6 +75,7 @@ class LoadJob final : public PieceJob {
   [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.slots[chunk]); }
   [[nodiscard]] bool is_landed(uint32_t extent, uint64_t chunk, uint32_t landed) const;
   LoadReason copy_extent(uint32_t extent, uint64_t chunk) const;
+  uint64_t copy_alone(const Piece& piece);
   [[nodiscard]] uint64_t complete_chunks() const;
 
   const LoadPlan plan_;
@@ -88,6 +92,7 @@ class LoadJob final : public PieceJob {
   std::vector<uint32_t> claimed_;  // extents of each chunk that have been handed out, from extent 0 on
   std::vector<uint64_t> extent_left_;
   std::vector<uint32_t> chunk_left_;
+  std::vector<LoadReason> failed_;  // of a set, why each chunk has
 };
 
 }  // namespace kvpool

@@ -94,6 +94,13 @@ class Directory {
   // A hold for each of these runs, counted for a holder, where one is named. Nothing is held, and no use is noted, unless all chunks
   // are here, and the holder may protect them all.
   [[nodiscard]] std::vector<Hold> hold_hit(std::span<const HitRun> runs, HolderId holder, uint64_t now_ns = 0);
+  // One hold on what is here of chunks without a parent, each once, counted for the holder; released together, the first key of them is
+  // used last, or with `is_last_newest` the last one. Nothing, and no use is noted, where it may not protect all of them, or a lower tier
+  // has what is not here.
+  [[nodiscard]] std::optional<HeldSet> hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
+                                                uint64_t now_ns = 0);
+  // The chunks with these keys that are here without a parent count as used now, the first one last. What others hold does too.
+  void use_again(NamespaceId owner, std::span<const uint8_t> keys, uint64_t now_ns) noexcept;
   // One hold in place of several on chunks without a parent, of one namespace, which counts for whom the first one does. 0 where one
   // is unknown.
   [[nodiscard]] HoldId join_holds(const std::vector<HoldId>& holds);

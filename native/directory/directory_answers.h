@@ -109,6 +109,13 @@ struct HitRun {
   bool is_chain;
 };
 
+// A hold on what is here of a set of chunks, each alone. `places`: of the hold's chunks, in its order, which of the keys it is. Hold 0:
+// nothing is here.
+struct HeldSet {
+  HoldId hold = 0;
+  std::vector<uint32_t> places;
+};
+
 // Where to write columns: a row for each chunk.
 struct ColumnRows {
   uint64_t* offsets;

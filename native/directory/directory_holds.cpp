@@ -316,6 +316,85 @@ std::vector<Hold> Directory::hold_hit(std::span<const HitRun> runs, HolderId hol
   return holds;
 }
 
+std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
+                                           uint64_t now_ns) {
+  const size_t n = keys.size() / KEY_BYTES;
+  const auto key_at = [keys](size_t index) { return ChunkKey::from_bytes(keys.data() + index * KEY_BYTES); };
+  std::array<uint64_t, PREFETCH_AHEAD> homes{};  // by index modulo their number
+  for (size_t index = 0; index < std::min(n, PREFETCH_AHEAD); ++index) {
+    homes[index] = table_.prefetch(key_at(index));
+  }
+  std::vector<std::pair<RecordId, uint32_t>> found;
+  found.reserve(n);
+  for (size_t index = 0; index < n; ++index) {
+    const uint64_t home = homes[index % PREFETCH_AHEAD];
+    if (index + PREFETCH_AHEAD < n) {
+      homes[index % PREFETCH_AHEAD] = table_.prefetch(key_at(index + PREFETCH_AHEAD));
+    }
+    const auto entry = table_.find_from(home, key_at(index));
+    if (!entry || entry->tiers == 0) {
+      continue;
+    }
+    if (!entry->record.valid()) {
+      return std::nullopt;
+    }
+    records_.prefetch(entry->record);
+    found.emplace_back(entry->record, static_cast<uint32_t>(index));
+  }
+  const auto is_below = [&](const auto& one) { return !records_[one.first].has_bytes(); };
+  if (std::any_of(found.begin(), found.end(), is_below)) {
+    return std::nullopt;  // it is being written here once more
+  }
+  std::erase_if(found, [&](const auto& one) { return records_[one.first].owner != owner || records_[one.first].parent.valid(); });
+  // What is named twice counts where it is named first.
+  std::vector<RecordId> seen;
+  seen.reserve(found.size());
+  std::transform(found.begin(), found.end(), std::back_inserter(seen), [](const auto& one) { return one.first; });
+  const auto is_before = [](RecordId one, RecordId other) { return one.value() < other.value(); };
+  std::sort(seen.begin(), seen.end(), is_before);
+  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
+    std::vector<bool> is_taken(seen.size());
+    std::erase_if(found, [&](const auto& one) {
+      const auto at = static_cast<size_t>(std::lower_bound(seen.begin(), seen.end(), one.first, is_before) - seen.begin());
+      const bool was_taken = is_taken[at];
+      is_taken[at] = true;
+      return was_taken;
+    });
+  }
+  if (!is_last_newest) {
+    std::reverse(found.begin(), found.end());
+  }
+  HeldSet held;
+  if (found.empty()) {
+    return held;
+  }
+  std::vector<HoldTable::Records> records(1);
+  for (const auto& [id, place] : found) {
+    records.front().push_back(id);
+    held.places.push_back(place);
+  }
+  if (!shares_.may_hold(holder, records)) {
+    return std::nullopt;
+  }
+  note_reuse(records.front(), std::nullopt, now_ns);
+  add_holds(last_first(records.front()));
+  held.hold = holds_.open_hold(std::move(records.front())).id;
+  if (holder.valid()) {
+    static_cast<void>(shares_.charge({held.hold}, holder));
+  }
+  return held;
+}
+
+void Directory::use_again(NamespaceId owner, std::span<const uint8_t> keys, uint64_t now_ns) noexcept {
+  for (size_t index = keys.size() / KEY_BYTES; index-- > 0;) {
+    const RecordId id = find_record(ChunkKey::from_bytes(keys.data() + index * KEY_BYTES));
+    if (id.valid() && records_[id].owner == owner && !records_[id].parent.valid() && records_[id].state == ChunkState::READY) {
+      add_hold(id);
+      end_holds({&id, 1}, now_ns);
+    }
+  }
+}
+
 HoldId Directory::join_holds(const std::vector<HoldId>& holds) {
   const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
   if (holds.empty() || !std::all_of(holds.begin(), holds.end(), is_known)) {

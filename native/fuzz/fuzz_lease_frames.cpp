@@ -77,7 +77,7 @@ struct Setting {
   Reader reader;
   LeaseTable leases{TTL_NS};
   EndingHolds ending{directory, 64, 4};
-  LeaseDesk desk{directory, leases, ending, nullptr, {LEASES_MAX, 1000, 100, 20}};
+  LeaseDesk desk{directory, leases, ending, nullptr, {LEASES_MAX, 1000, 100, 20, true}};
   VerbTimes times{{10, 62, 13, 20, 22}, {1000}};
   PlainSaves saves{TTL_NS};
   SaveWriter writer;
@@ -92,10 +92,10 @@ std::vector<uint8_t> bin(const std::vector<uint8_t>& bytes) {
   return packed;
 }
 
-// A Reserve of a chain from the root, behind the stored one, or behind a chunk that may be being saved.
+// A Reserve of a chain from the root, behind the stored one, or behind a chunk that may be being saved; or of chunks that are each alone.
 std::vector<uint8_t> reserve_of(Input& input) {
   const auto chunks = static_cast<uint32_t>(1 + input.up_to(SAVED_MAX));
-  const auto form = static_cast<uint32_t>(1 + input.up_to(1));
+  const auto form = static_cast<uint32_t>(input.up_to(2));
   uint32_t run[7] = {0, form, chunks, 0, 0, 0, 0};
   if (input.up_to(7) == 0) {
     run[input.up_to(6)] = static_cast<uint32_t>(input.up_to(3));
@@ -126,16 +126,22 @@ std::vector<uint8_t> commit_of(Input& input) {
 // A frame that is right but for what the input says.
 std::vector<uint8_t> frame_of(Input& input) {
   std::vector<uint8_t> body;
-  const auto choice = input.up_to(5);
+  const auto choice = input.up_to(6);
   if (choice == 0) {
-    append(body, {0x95, 10, 5});
+    append(body, {0x96, 10, 5});
     auto keys = keys_of(1, input.up_to(1) == 0 ? 1 : CHAIN);
     if (keys.size() == KEY_BYTES) {
       keys = key_of(CHAIN);
     }
     append(keys, keys_of(101, input.up_to(7) == 0 ? input.up_to(6) : ALONE));
     append(body, bin(keys));
-    append(body, {static_cast<uint8_t>(input.up_to(7) == 0 ? input.up_to(127) : CHAIN), 0xa0});
+    append(body, {static_cast<uint8_t>(input.up_to(7) == 0 ? input.up_to(127) : CHAIN), 0xa0, 0});
+  } else if (choice == 6) {
+    append(body, {0x96, 10, 5});
+    auto keys = keys_of(static_cast<uint8_t>(input.up_to(1) == 0 ? 99 : 18 + input.up_to(60)), 1 + input.up_to(7));
+    append(keys, input.up_to(3) == 0 ? keys : std::vector<uint8_t>());
+    append(body, bin(keys));
+    append(body, {static_cast<uint8_t>(input.up_to(7) == 0 ? 1 : 0), 0xa0, static_cast<uint8_t>(1 + input.up_to(2))});
   } else if (choice == 3) {
     body = input.bytes(input.up_to(60));
   } else if (choice == 4) {
@@ -197,16 +203,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     setting.ending.release_holds(expired, now_ns);
     size_t holds = setting.ending.size();
     for (const Lease* const lease : setting.leases.all()) {
-      FUZZ_EXPECT(lease->owner == 7 && lease->chunks > 0 && lease->holds.size() == 2);
+      FUZZ_EXPECT(lease->owner == 7 && lease->chunks > 0 && lease->holds.size() == (lease->set_group ? 1 : 2));
       holds += lease->holds.size();
     }
     FUZZ_EXPECT(setting.leases.size() <= LEASES_MAX && setting.leases.verify().empty());
     FUZZ_EXPECT(setting.directory.stats().holds - setting.directory.stats().waiting_runs == holds);
     for (const PlainSave& save : setting.saves.take_expired(now_ns)) {
-      setting.directory.end_reservation(save.holder, now_ns);
+      for (const HoldId holder : save.holders) {
+        setting.directory.end_reservation(holder, now_ns);
+      }
     }
     FUZZ_EXPECT(setting.saves.size() <= SAVES_MAX && setting.saves.verify().empty());
-    FUZZ_EXPECT(setting.directory.stats().reservations == setting.saves.size());
+    FUZZ_EXPECT(setting.directory.stats().reservations == setting.saves.holders().size());
   }
   FUZZ_EXPECT(setting.directory.verify().empty());
   return 0;

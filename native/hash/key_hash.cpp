@@ -18,6 +18,8 @@ HashKey named_key(std::string_view name) noexcept {
 // Leaves hashed at a time: 16 of 256 tokens stay in the first-level cache while they are narrowed, and the keys of one such group
 // are chained beside the leaves of the next.
 constexpr size_t GROUP_LEAVES = 16;
+// Names hashed at a time: many of the widest lanes, on the stack.
+constexpr size_t NAMED_AT_ONCE = 64;
 
 const HashKey& leaf_key() noexcept {
   static const HashKey key = named_key("kvpool.leaf.1");
@@ -114,6 +116,20 @@ bool hash_chunks(const int64_t* tokens, size_t chunk_tokens, size_t chunks, std:
 
 void chain_keys(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept {
   blake3_hash_chains(chain_key(), parents, chains, leaves, chunks, keys);
+}
+
+void name_keys(const uint8_t root[HASH_BYTES], const uint8_t* names, size_t count, uint8_t* keys) noexcept {
+  uint8_t leaves[NAMED_AT_ONCE][HASH_BYTES];
+  uint8_t pairs[NAMED_AT_ONCE][2 * HASH_BYTES];
+  for (size_t first = 0; first < count; first += NAMED_AT_ONCE) {
+    const size_t group = std::min(NAMED_AT_ONCE, count - first);
+    blake3_hash_many(plain_hash_key(), names + first * HASH_BYTES, HASH_BYTES, group, leaves[0]);
+    for (size_t i = 0; i < group; ++i) {
+      std::memcpy(pairs[i], root, HASH_BYTES);
+      std::memcpy(pairs[i] + HASH_BYTES, leaves[i], HASH_BYTES);
+    }
+    blake3_hash_many(chain_key(), pairs[0], sizeof(pairs[0]), group, keys + first * HASH_BYTES);
+  }
 }
 
 void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t size, uint8_t out[HASH_BYTES]) {

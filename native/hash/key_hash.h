@@ -27,6 +27,10 @@ void hash_leaves(const int32_t* tokens, size_t chunk_tokens, size_t chunks, uint
 // keys + 32 (chunks r + i) = the key of chunk i behind parent r, for so many `chains`. Of one, `keys` may be `leaves`.
 void chain_keys(const uint8_t* parents, size_t chains, const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept;
 
+// keys + 32 i = the key of the chunk without a parent that an engine names by the 32 bytes at names + 32 i: behind the root, the leaf is
+// the plain hash of its name.
+void name_keys(const uint8_t root[HASH_BYTES], const uint8_t* names, size_t count, uint8_t* keys) noexcept;
+
 // hash_leaves and chain_keys: of one chain in about the time of the first of them. `parents`: packed, one for each chain.
 void hash_chunks(const int32_t* tokens, size_t chunk_tokens, size_t chunks, std::span<const uint8_t> parents, uint8_t* leaves,
                  uint8_t* keys) noexcept;

@@ -60,31 +60,63 @@ std::optional<HeldHit> LeaseDesk::hold_hit(const Reader& reader, std::span<const
 }
 
 const Lease* LeaseDesk::lease_hit(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, uint64_t now_ns) {
-  if (leases_.count_of(reader.connection) >= bounds_.leases_max || leases_.chunks_of(reader.connection) >= bounds_.held_max) {
+  if (!may_lease(reader)) {
     return nullptr;
   }
   std::optional<HeldHit> hit = hold_hit(reader, keys, chunks, reader.holder, now_ns);
   if (!hit) {
     return nullptr;
   }
-  note_hit(reader, *hit, now_ns);
-  Lease lease;
-  lease.owner = reader.connection;
-  lease.chunks = hit->chunks;
-  lease.rows = hit->rows;
-  lease.least_ttl_ns = reader.least_ttl_ns;
-  lease.ranks = reader.ranks;
-  lease.holds = std::move(hit->holds);
-  return &leases_.grant(std::move(lease), now_ns);
+  for (size_t index = 0; index < hit->holds.size(); ++index) {
+    const size_t groups = reader.groups.size();
+    note_hold(hit->holds[index], reader.groups[index % groups].chunk_bytes[index / groups], now_ns);
+  }
+  return &grant(reader, std::move(*hit), std::nullopt, now_ns);
 }
 
-void LeaseDesk::note_hit(const Reader& reader, const HeldHit& hit, uint64_t now_ns) {
-  for (size_t index = 0; reuse_ != nullptr && index < hit.holds.size(); ++index) {
-    const size_t groups = reader.groups.size();
-    size_t chunks = 0;
-    const std::vector<ChunkKey> sampled = directory_.holds().sampled_keys({hit.holds[index]}, chunks);
-    reuse_->observe(sampled, chunks, reader.groups[index % groups].chunk_bytes[index / groups], now_ns);
+std::optional<LeasedSet> LeaseDesk::lease_set(const Reader& reader, std::span<const uint8_t> keys, uint64_t group, uint64_t now_ns) {
+  const size_t named = keys.size() / KEY_BYTES;
+  if (keys.size() % KEY_BYTES != 0 || named == 0 || named > bounds_.named_max || group >= reader.groups.size() || reader.is_scheduler ||
+      !bounds_.is_alone || !may_lease(reader)) {
+    return std::nullopt;
   }
+  const ReaderGroup& of = reader.groups[group];
+  std::optional<HeldSet> held = directory_.hold_set(of.namespaces.front(), keys, reader.holder, !of.is_chain, now_ns);
+  if (!held) {
+    return std::nullopt;
+  }
+  if (held->hold == 0) {
+    return LeasedSet();
+  }
+  note_hold(held->hold, of.chunk_bytes.front(), now_ns);
+  const uint64_t chunks = held->places.size();
+  const Lease& lease = grant(reader, {chunks, chunks, {held->hold}}, static_cast<uint32_t>(group), now_ns);
+  return LeasedSet{&lease, std::move(held->places)};
+}
+
+bool LeaseDesk::may_lease(const Reader& reader) const noexcept {
+  return leases_.count_of(reader.connection) < bounds_.leases_max && leases_.chunks_of(reader.connection) < bounds_.held_max;
+}
+
+const Lease& LeaseDesk::grant(const Reader& reader, HeldHit hit, std::optional<uint32_t> set_group, uint64_t now_ns) {
+  Lease lease;
+  lease.owner = reader.connection;
+  lease.chunks = hit.chunks;
+  lease.rows = hit.rows;
+  lease.least_ttl_ns = reader.least_ttl_ns;
+  lease.ranks = reader.ranks;
+  lease.holds = std::move(hit.holds);
+  lease.set_group = set_group;
+  return leases_.grant(std::move(lease), now_ns);
+}
+
+void LeaseDesk::note_hold(HoldId hold, uint64_t chunk_bytes, uint64_t now_ns) {
+  if (reuse_ == nullptr) {
+    return;
+  }
+  size_t chunks = 0;
+  const std::vector<ChunkKey> sampled = directory_.holds().sampled_keys({hold}, chunks);
+  reuse_->observe(sampled, chunks, chunk_bytes, now_ns);
 }
 
 Columns LeaseDesk::columns_of(const Reader& reader, const Lease& lease) const {

@@ -46,6 +46,12 @@ struct HeldHit {
   std::vector<HoldId> holds;
 };
 
+// The lease of what is here of a set; nullptr: nothing is. `places`: of its rows, which of the keys each is.
+struct LeasedSet {
+  const Lease* lease = nullptr;
+  std::vector<uint32_t> places;
+};
+
 class LeaseDesk {
  public:
   struct Bounds {
@@ -53,6 +59,7 @@ class LeaseDesk {
     uint64_t held_max;    // chunks that one connection holds
     uint64_t rows_max;    // chunks of one request, of all groups and ranks: they bound its time
     uint64_t named_max;   // the same where every chunk is named: more are looked at part by part
+    bool is_alone;        // there are no other nodes, and no store
   };
 
   // `reuse`: counts what was leased; may be absent. REQUIRES: all live as long as the desk.
@@ -68,6 +75,9 @@ class LeaseDesk {
                                                 uint64_t now_ns);
   // The lease of such a hit; nullptr too where the connection has all the leases that it may. Valid until the next call.
   [[nodiscard]] const Lease* lease_hit(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, uint64_t now_ns);
+  // The lease of what is here of chunks of a group, each alone. Nothing where the rest may be in another tier or on another node, or as
+  // above; nor for a scheduler.
+  [[nodiscard]] std::optional<LeasedSet> lease_set(const Reader& reader, std::span<const uint8_t> keys, uint64_t group, uint64_t now_ns);
   // Where the leased chunks lie, row by row; a scheduler's has the levels alone, the slowest of each chunk among the ranks'.
   [[nodiscard]] Columns columns_of(const Reader& reader, const Lease& lease) const;
   // Ends leases of the reader. Whether some of their holds are left to be released later.
@@ -78,7 +88,9 @@ class LeaseDesk {
 
  private:
   [[nodiscard]] bool find_runs(const Reader& reader, std::span<const uint8_t> keys, uint64_t chunks, HeldHit& hit);
-  void note_hit(const Reader& reader, const HeldHit& hit, uint64_t now_ns);
+  [[nodiscard]] bool may_lease(const Reader& reader) const noexcept;
+  [[nodiscard]] const Lease& grant(const Reader& reader, HeldHit hit, std::optional<uint32_t> set_group, uint64_t now_ns);
+  void note_hold(HoldId hold, uint64_t chunk_bytes, uint64_t now_ns);
 
   Directory& directory_;
   LeaseTable& leases_;

@@ -8,6 +8,26 @@
 #include "base/frame_fields.h"
 
 namespace kvpool {
+namespace {
+
+[[nodiscard]] Columns no_rows(size_t count) {
+  return {std::vector<uint64_t>(count), std::vector<uint64_t>(count), std::vector<uint8_t>(count, NO_LEVEL), std::vector<uint64_t>(count)};
+}
+
+// A row for each key that was named; `places`: whose each of the rows is.
+[[nodiscard]] Columns by_key(const Columns& rows, const std::vector<uint32_t>& places, size_t named) {
+  Columns columns = no_rows(named);
+  for (size_t row = 0; row < places.size(); ++row) {
+    const size_t key = places[row];
+    columns.offsets[key] = rows.offsets[row];
+    columns.generations[key] = rows.generations[row];
+    columns.levels[key] = rows.levels[row];
+    columns.slots[key] = rows.slots.empty() ? 0 : rows.slots[row];
+  }
+  return columns;
+}
+
+}  // namespace
 
 LeaseFrames::Served LeaseFrames::serve(const Reader& reader, const SaveWriter* writer, std::span<const uint8_t> arrived, uint64_t now_ns,
                                        uint64_t left_ns) {
@@ -45,7 +65,7 @@ std::optional<uint32_t> LeaseFrames::serve_frame(const Reader& reader, const Sav
   }
   const auto number = static_cast<uint32_t>(*kind);
   bool is_served = false;
-  if (number == kinds_.acquire && values == 5) {
+  if (number == kinds_.acquire && values == 6) {
     is_served = serve_acquire(reader, fields.rest(), *sequence, now_ns, served);
   } else if (number == kinds_.drop_leases && values == 3) {
     is_served = serve_drop(reader, fields.rest(), now_ns, served);
@@ -62,22 +82,42 @@ bool LeaseFrames::serve_acquire(const Reader& reader, std::span<const uint8_t> p
   FieldReader fields(packed);
   const auto keys = fields.bytes();
   const auto chunks = fields.number();
-  if (!keys || !chunks || !fields.is_empty_text() || !fields.is_end()) {
+  if (!keys || !chunks || !fields.is_empty_text()) {
     return false;
+  }
+  const auto set_of = fields.number();
+  if (!set_of || !fields.is_end()) {
+    return false;
+  }
+  if (*set_of != 0) {
+    return *chunks == 0 && serve_set(reader, *keys, *set_of - 1, sequence, now_ns, served);
   }
   const Lease* const lease = desk_.lease_hit(reader, *keys, *chunks, now_ns);
   if (lease == nullptr) {
     return false;
   }
-  answer_lease(reader, *lease, sequence, served.answers);
+  answer_lease(*lease, desk_.columns_of(reader, *lease), sequence, served.answers);
   return true;
 }
 
-void LeaseFrames::answer_lease(const Reader& reader, const Lease& lease, uint64_t sequence, std::vector<uint8_t>& answers) {
+bool LeaseFrames::serve_set(const Reader& reader, std::span<const uint8_t> keys, uint64_t group, uint64_t sequence, uint64_t now_ns,
+                            Served& served) {
+  const std::optional<LeasedSet> leased = desk_.lease_set(reader, keys, group, now_ns);
+  if (!leased) {
+    return false;
+  }
+  const size_t named = keys.size() / KEY_BYTES;
+  static const Lease nothing;
+  const Lease& lease = leased->lease == nullptr ? nothing : *leased->lease;
+  answer_lease(lease, leased->lease == nullptr ? no_rows(named) : by_key(desk_.columns_of(reader, lease), leased->places, named), sequence,
+               served.answers);
+  return true;
+}
+
+void LeaseFrames::answer_lease(const Lease& lease, const Columns& columns, uint64_t sequence, std::vector<uint8_t>& answers) {
   writer_.begin(kinds_.leased, sequence, 6);
   writer_.put_number(lease.id);
   writer_.put_number(lease.chunks);
-  const Columns columns = desk_.columns_of(reader, lease);
   writer_.put_column(columns.offsets);
   writer_.put_column(columns.generations);
   writer_.put_column(columns.levels);

@@ -63,7 +63,9 @@ class LeaseFrames {
   [[nodiscard]] bool serve_drop(const Reader& reader, std::span<const uint8_t> packed, uint64_t now_ns, Served& served);
   [[nodiscard]] bool serve_renew(const Reader& reader, std::span<const uint8_t> packed, uint64_t sequence, uint64_t now_ns, Served& served);
   [[nodiscard]] std::optional<std::vector<uint64_t>> numbers_in(std::span<const uint8_t> packed) const;
-  void answer_lease(const Reader& reader, const Lease& lease, uint64_t sequence, std::vector<uint8_t>& answers);
+  [[nodiscard]] bool serve_set(const Reader& reader, std::span<const uint8_t> keys, uint64_t group, uint64_t sequence, uint64_t now_ns,
+                               Served& served);
+  void answer_lease(const Lease& lease, const Columns& columns, uint64_t sequence, std::vector<uint8_t>& answers);
 
   LeaseDesk& desk_;
   VerbTimes& times_;

@@ -24,7 +24,8 @@
 
 namespace kvpool {
 
-// A right to read leading chunks of a hit: on each rank it covers as many holds, in the order of the rows of its answer.
+// A right to read leading chunks of a hit: on each rank it covers as many holds, in the order of the rows of its answer. Or one to read
+// chunks of one group, each alone: a set, of which it has one hold on each rank.
 struct Lease {
   uint64_t id = 0;
   uint32_t owner = 0;
@@ -33,6 +34,7 @@ struct Lease {
   uint64_t least_ttl_ns = 0;
   std::vector<uint32_t> ranks;
   std::vector<HoldId> holds;  // those of one rank after those of another
+  std::optional<uint32_t> set_group;  // of a set
   uint64_t deadline_ns = 0;
 
   [[nodiscard]] uint64_t held() const noexcept { return ranks.size() * rows; }

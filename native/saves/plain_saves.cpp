@@ -8,13 +8,14 @@
 namespace kvpool {
 
 uint64_t PlainSaves::add(PlainSave save, uint64_t now_ns) {
-  KVPOOL_CHECK(save.committed < save.chunks);
+  KVPOOL_CHECK(save.committed < save.chunks && save.holders.size() == (save.is_chain ? 1 : save.chunks));
   save.id = new_id();
   save.deadline_ns = now_ns + ttl_ns_;
   owners_[save.owner].saves.insert(save.id);
   order_.insert({save.deadline_ns, save.id});
-  saves_.emplace(save.id, save);
-  return save.id;
+  const uint64_t id = save.id;
+  saves_.emplace(id, std::move(save));
+  return id;
 }
 
 const PlainSave* PlainSaves::find(uint64_t id, uint32_t owner) const noexcept {
@@ -58,7 +59,7 @@ std::vector<PlainSave> PlainSaves::take_expired(uint64_t now_ns) {
 
 PlainSave PlainSaves::take(Saves::iterator save) {
   KVPOOL_CHECK(save != saves_.end());
-  const PlainSave taken = save->second;
+  const PlainSave taken = std::move(save->second);
   saves_.erase(save);
   order_.erase({taken.deadline_ns, taken.id});
   const auto owner = owners_.find(taken.owner);
@@ -95,7 +96,9 @@ std::vector<std::pair<uint32_t, size_t>> PlainSaves::owners() const {
 
 std::vector<HoldId> PlainSaves::holders() const {
   std::vector<HoldId> holders;
-  std::transform(saves_.begin(), saves_.end(), std::back_inserter(holders), [](const auto& save) { return save.second.holder; });
+  for (const auto& [id, save] : saves_) {
+    holders.insert(holders.end(), save.holders.begin(), save.holders.end());
+  }
   return holders;
 }
 
@@ -112,6 +115,9 @@ std::vector<std::string> PlainSaves::verify() const {
     const auto owner = owners_.find(save.owner);
     if (owner == owners_.end() || !owner->second.saves.contains(id) || !order_.contains({save.deadline_ns, id})) {
       broken.push_back("plain saves: " + std::to_string(id) + " is not among its owner's, or has no deadline");
+    }
+    if (save.holders.size() != (save.is_chain ? 1 : save.chunks)) {
+      broken.push_back("plain saves: " + std::to_string(id) + " has not a holder for each chunk, or one for its chain");
     }
     if (save.committed >= save.chunks) {
       broken.push_back("plain saves: " + std::to_string(id) + " is committed whole");

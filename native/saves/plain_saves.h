@@ -1,4 +1,4 @@
-// Plain saves: those under way of whole chunks of one chain, which their client writes in place. Requests find them here.
+// Plain saves: those under way of whole chunks of one run, which their client writes in place. Requests find them here.
 //
 //   OPEN ──commit of the last chunk──► ended
 //     └──deadline, end, anything but a plain commit──► taken out: it is whoever's who asked for it, from then on
@@ -9,7 +9,7 @@
 // Invariants (recounted by `verify`):
 //   1. Each save is in the order of deadlines once, and among those of its owner.
 //   2. An owner exists while it has a save, or others were counted.
-//   3. A save has a chunk that is not committed.
+//   3. A save has a chunk that is not committed, and a holder for each chunk or for all of them.
 // Threads: the control thread only. O(log saves) for each call.
 #pragma once
 
@@ -31,7 +31,8 @@ struct PlainSave {
   uint64_t id = 0;
   uint32_t owner = 0;
   uint32_t group = 0;
-  HoldId holder = 0;  // the directory's reservation
+  std::vector<HoldId> holders = {};  // the directory's reservations: of a chain one, else one of each chunk
+  bool is_chain = true;
   uint64_t chunks = 0;
   uint64_t committed = 0;  // the first of them are published
   uint64_t deadline_ns = 0;

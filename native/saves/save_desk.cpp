@@ -17,7 +17,7 @@ struct AskedRun {
 static_assert(sizeof(AskedRun) == 28);
 
 // Forms of a run.
-constexpr uint32_t ROOT = 1, BEHIND = 2;
+constexpr uint32_t ALONE = 0, ROOT = 1, BEHIND = 2;
 
 [[nodiscard]] bool is_scope(size_t bytes) {
   const size_t words = bytes / sizeof(int32_t);
@@ -34,22 +34,21 @@ std::optional<MadeSave> SaveDesk::reserve(const SaveWriter& writer, std::span<co
   }
   std::memcpy(&run, runs.data(), sizeof(run));
   const bool is_behind = run.form == BEHIND;
-  if ((run.form != ROOT && !is_behind) || run.share != std::array<uint32_t, 4>{} || run.group >= writer.groups.size()) {
+  if (run.form > BEHIND || run.share != std::array<uint32_t, 4>{} || run.group >= writer.groups.size()) {
     return std::nullopt;
   }
   const WriterGroup& group = writer.groups[run.group];
-  if (!group.is_chain || run.chunks == 0 || run.chunks > bounds_.chunks_max ||
+  if ((!group.is_chain && run.form != ALONE) || run.chunks == 0 || run.chunks > bounds_.chunks_max ||
       keys.size() != (run.chunks + (is_behind ? size_t{1} : 0)) * KEY_BYTES || saves_.count_of(writer.connection) >= bounds_.saves_max ||
       !directory_.has_room_for(group.size_class, run.chunks)) {
     return std::nullopt;
   }
   const auto parent = is_behind ? std::optional(ChunkKey::from_bytes(keys.data())) : std::nullopt;
   const auto own = keys.subspan(is_behind ? KEY_BYTES : 0);
-  MadeSave made{0, run.group,
-                directory_.reserve(group.owner, group.size_class, parent, own.data(), run.chunks, now_ns, HolderId(writer.connection),
-                                   {run.chunks, true})};
+  PlainSave save{0, writer.connection, run.group, {}, run.form != ALONE, 0, 0, 0};
+  MadeSave made{0, run.group, reserve_run(writer, group, parent, own, save, now_ns)};
   if (made.slots.states.size() < run.chunks) {
-    directory_.end_reservation(made.slots.id, now_ns);  // the next chunk has to wait for room
+    end_slots(save, !group.is_chain, now_ns);  // the next chunk has to wait for room
     return std::nullopt;
   }
   if (reuse_ != nullptr) {
@@ -62,13 +61,56 @@ std::optional<MadeSave> SaveDesk::reserve(const SaveWriter& writer, std::span<co
     }
     reuse_->observe(sampled, run.chunks, group.chunk_bytes, now_ns);
   }
-  const auto reserved = std::count(made.slots.states.begin(), made.slots.states.end(), static_cast<uint8_t>(SaveState::RESERVED));
-  if (reserved > 0) {
-    made.save = saves_.add({0, writer.connection, run.group, made.slots.id, static_cast<uint64_t>(reserved), 0, 0}, now_ns);
-  } else if (made.slots.id != 0) {
-    directory_.end_reservation(made.slots.id, now_ns);  // what is present was merely touched
+  if (save.chunks > 0) {
+    made.save = saves_.add(std::move(save), now_ns);
+  } else {
+    end_slots(save, !group.is_chain, now_ns);  // what is present was merely touched
   }
   return made;
+}
+
+// The rows of all chunks, or up to one that has to wait for room; and who holds what was reserved, in `save`.
+Reservation SaveDesk::reserve_run(const SaveWriter& writer, const WriterGroup& group, const std::optional<ChunkKey>& parent,
+                                  std::span<const uint8_t> keys, PlainSave& save, uint64_t now_ns) {
+  const HolderId holder(writer.connection);
+  const size_t chunks = keys.size() / KEY_BYTES;
+  const auto is_reserved = [](uint8_t state) { return state == static_cast<uint8_t>(SaveState::RESERVED); };
+  if (save.is_chain) {
+    Reservation made = directory_.reserve(group.owner, group.size_class, parent, keys.data(), chunks, now_ns, holder, {chunks, true});
+    save.chunks = static_cast<uint64_t>(std::count_if(made.states.begin(), made.states.end(), is_reserved));
+    if (made.id != 0) {
+      save.holders.push_back(made.id);
+    }
+    return made;
+  }
+  Reservation rows;
+  for (size_t index = 0; index < chunks; ++index) {
+    const Reservation made =
+        directory_.reserve(group.owner, group.size_class, std::nullopt, keys.data() + index * KEY_BYTES, 1, now_ns, holder, {1, true});
+    if (made.states.empty()) {
+      break;
+    }
+    if (is_reserved(made.states.front())) {
+      save.holders.push_back(made.id);
+      ++save.chunks;
+    } else if (made.id != 0) {
+      directory_.end_reservation(made.id, now_ns);
+    }
+    rows.states.push_back(made.states.front());
+    rows.offsets.push_back(made.offsets.front());
+    rows.generations.push_back(made.generations.front());
+  }
+  if (group.is_chain && save.chunks < rows.states.size()) {
+    directory_.use_again(group.owner, keys.first(rows.states.size() * KEY_BYTES), now_ns);  // what is present, in the order of a set
+  }
+  return rows;
+}
+
+void SaveDesk::end_slots(const PlainSave& save, bool is_last_newest, uint64_t now_ns) {
+  const size_t count = save.holders.size();
+  for (size_t index = 0; index < count; ++index) {
+    directory_.end_reservation(save.holders[is_last_newest ? index : count - 1 - index], now_ns);
+  }
 }
 
 std::optional<CommittedChunks> SaveDesk::commit(const SaveWriter& writer, uint64_t save, std::span<const uint8_t> checksums,
@@ -86,20 +128,32 @@ std::optional<CommittedChunks> SaveDesk::commit(const SaveWriter& writer, uint64
   if (!keeps_tokens_) {
     tokens = {};
   }
-  if (!tokens.empty() && (tokens.size() != count * group.chunk_tokens * sizeof(int32_t) ||
+  if (!tokens.empty() && (!found->is_chain || tokens.size() != count * group.chunk_tokens * sizeof(int32_t) ||
                           group.chunk_tokens + scope.size() / sizeof(int32_t) > TOKEN_IDS_MAX)) {
     return std::nullopt;
   }
   sums_.resize(count * group.extents);
   std::memcpy(sums_.data(), checksums.data(), checksums.size());
-  const HoldId holder = found->holder;
-  CommittedChunks made{found->group, directory_.commit(holder, found->committed, count, sums_.data(), now_ns, {tokens, scope})};
   const bool is_last = found->committed + count == found->chunks;
-  saves_.note_committed(save, count);
+  CommittedChunks made{found->group, publish(*found, count, group.extents, {tokens, scope}, now_ns)};
   if (is_last) {
-    directory_.end_reservation(holder, now_ns);
+    const PlainSave ended = *saves_.take(save, writer.connection);
+    end_slots(ended, !group.is_chain, now_ns);
+  } else {
+    saves_.note_committed(save, count);
   }
   return made;
+}
+
+std::vector<uint8_t> SaveDesk::publish(const PlainSave& save, size_t count, size_t extents, PackedIds ids, uint64_t now_ns) {
+  if (save.is_chain) {
+    return directory_.commit(save.holders.front(), save.committed, count, sums_.data(), now_ns, ids);
+  }
+  std::vector<uint8_t> states;
+  for (size_t index = 0; index < count; ++index) {
+    states.push_back(directory_.commit(save.holders[save.committed + index], 0, 1, sums_.data() + index * extents, now_ns).front());
+  }
+  return states;
 }
 
 }  // namespace kvpool

@@ -1,4 +1,5 @@
-// Save desk: plain saves, each of their requests served in one call: slots for the chunks of one chain, and the publication of the next ones.
+// Save desk: plain saves, each of their requests served in one call: slots for the chunks of one run, which are a chain or each alone, and
+// the publication of the next ones.
 //
 // What it is: the path of an ordinary reserve and commit. What it is not: who waits for room, joins what several connections write, or
 // copies from staging, which is done part by part; where a request is of that kind, or may have to wait, the desk changes nothing, and
@@ -63,7 +64,7 @@ class SaveDesk {
 
   // Whether changes wait to be recorded.
   [[nodiscard]] bool is_behind() const noexcept { return directory_.reports().are_waiting(); }
-  // Slots for all chunks that a request names. `runs`: u32 [run][7] as requests have them; `keys`: packed, the parent's before those of
+  // Slots for all chunks of the one run that a request names. `runs`: u32 [run][7] as requests have them; `keys`: packed, the parent's before those of
   // a chain behind one. Nothing where it is no plain save, is not allowed, or must wait.
   [[nodiscard]] std::optional<MadeSave> reserve(const SaveWriter& writer, std::span<const uint8_t> runs, std::span<const uint8_t> keys,
                                                 uint64_t now_ns);
@@ -78,6 +79,11 @@ class SaveDesk {
   ReuseDistances* const reuse_;
   const Bounds bounds_;
   const bool keeps_tokens_;
+  [[nodiscard]] Reservation reserve_run(const SaveWriter& writer, const WriterGroup& group, const std::optional<ChunkKey>& parent,
+                                        std::span<const uint8_t> keys, PlainSave& save, uint64_t now_ns);
+  [[nodiscard]] std::vector<uint8_t> publish(const PlainSave& save, size_t count, size_t extents, PackedIds ids, uint64_t now_ns);
+  void end_slots(const PlainSave& save, bool is_last_newest, uint64_t now_ns);
+
   std::vector<uint32_t> sums_;  // of the request that is served
 };
 

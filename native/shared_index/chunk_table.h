@@ -83,6 +83,12 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // REQUIRES: `keys` are at least `end` packed keys, `levels` has room for `end`, `length` > 0.
   [[nodiscard]] size_t last_run(const uint8_t* keys, size_t end, size_t length, bool here, uint8_t* levels) const noexcept;
 
+  // Of each of n packed keys the fastest tier from DRAM on, PEER where only another node is known to have it; 0: nobody is.
+  void probe(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
+  // The same of chunks without a parent by the names that engines have for them (name_keys), behind each of `ranks` packed roots: the
+  // slowest of these, 0 where one has it not.
+  void probe_names(const uint8_t* roots, size_t ranks, const uint8_t* names, size_t n, uint8_t* levels) const noexcept;
+
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
 
   // Whether a slot of the arena is lent to the chunk and not whole yet: somebody is saving it, or it is read from another tier.

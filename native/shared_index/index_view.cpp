@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "hash/key_hash.h"
 #include "shared_index/chunk_table.h"
 
 namespace kvpool {
@@ -11,6 +12,9 @@ namespace {
 
 // Memory latency over the time of one probe that hits the cache: about 80 ns over 10 ns (guess).
 constexpr size_t PREFETCH_AHEAD = 8;
+// Names that are hashed before their keys are looked at: many lanes, on the stack.
+constexpr size_t PROBED_AT_ONCE = 64;
+static_assert(KEY_BYTES == HASH_BYTES);
 
 enum class Look { FOUND, ABSENT, IN_FLUX };
 
@@ -277,6 +281,55 @@ size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, bool 
     }
   }
   return run_end;
+}
+
+void IndexView::probe(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
+  struct Places {
+    uint64_t home;
+    RemotePlace remote;
+  };
+  std::array<Places, PREFETCH_AHEAD> places{};
+  const RemoteView* const remote = remote_.get();
+  const auto prefetch = [&](size_t index) {
+    if (index < n) {
+      const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
+      Places& place = places[index % PREFETCH_AHEAD];
+      place.home = home_of(key, seed_, shape_.slots);
+      __builtin_prefetch(&slots_[place.home]);
+      if (remote != nullptr) {
+        place.remote = remote->place_of(key);
+        remote->prefetch(place.remote);
+      }
+    }
+  };
+  for (size_t index = 0; index < PREFETCH_AHEAD; ++index) {
+    prefetch(index);
+  }
+  constexpr auto dram = static_cast<uint8_t>(Tier::DRAM);
+  for (size_t index = 0; index < n; ++index) {
+    const Places place = places[index % PREFETCH_AHEAD];
+    prefetch(index + PREFETCH_AHEAD);
+    const uint8_t tiers = tiers_from(slots_, place.home, keys + index * KEY_BYTES);
+    const bool is_there = remote != nullptr && tiers == 0 && remote->has(place.remote);
+    levels[index] = tiers != 0 ? std::max(dram, static_cast<uint8_t>(std::countr_zero(tiers)))  // copies are of what DRAM has
+                               : static_cast<uint8_t>(is_there ? Tier::PEER : Tier{});
+  }
+}
+
+void IndexView::probe_names(const uint8_t* roots, size_t ranks, const uint8_t* names, size_t n, uint8_t* levels) const noexcept {
+  std::array<uint8_t, PROBED_AT_ONCE * KEY_BYTES> keys;
+  std::array<uint8_t, PROBED_AT_ONCE> of_rank;
+  for (size_t first = 0; first < n; first += PROBED_AT_ONCE) {
+    const size_t count = std::min(PROBED_AT_ONCE, n - first);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      name_keys(roots + rank * HASH_BYTES, names + first * HASH_BYTES, count, keys.data());
+      probe(keys.data(), count, of_rank.data());
+      for (size_t index = 0; index < count; ++index) {
+        uint8_t& level = levels[first + index];
+        level = rank == 0 ? of_rank[index] : level == 0 || of_rank[index] == 0 ? uint8_t{0} : std::max(level, of_rank[index]);
+      }
+    }
+  }
 }
 
 uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {

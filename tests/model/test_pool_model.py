@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs import prompts
+from tests.rigs import prompts, sets
 from tests.rigs.daemon import WRITE_MODES, Daemon, wait_connected, wait_until
 from tests.rigs.layouts import CASES
 from tests.rigs.payload import tokens_of
@@ -73,7 +73,7 @@ class Life:
         """One operation."""
         operations: list[Callable[[], None]] = [
             self.save, self.save, self.load, self.load, self.acquire, self.release, self.begin_save, self.end_save, self.hint,
-            self.hint, self.flush, self.restart,
+            self.hint, self.flush, self.restart, self.save_set, self.load_set,
         ]  # fmt: skip
         self.dice.choice(operations)()
         assert self.daemon.problems(deep=False) == []
@@ -166,6 +166,42 @@ class Life:
             may_be_less = self.has_ssd and (not self.has_room or is_saving)
             assert lease.chunks == hit.chunks or (may_be_less and lease.chunks < hit.chunks)
             prompts.assert_loads(pool, keys, lease)
+
+    def set_of(self, engine: Engine) -> tuple[int, sets.Names, list[tuple[int, bytes]]]:
+        """A set of a group's chunks, some of them named twice: the group, their names, and theirs in the model."""
+        group = self.dice.randrange(len(engine.ranks.layout.group_layouts))
+        names = sets.names_of(*self.dice.choices(range(12), k=self.dice.randint(1, 10)))
+        return group, names, [(engine.model, bytes([group]) + name.tobytes()) for name in names]
+
+    def save_set(self) -> None:
+        """A set of all ranks."""
+        engine = self.dice.choice(self.engines)
+        group, names, known = self.set_of(engine)
+        parents = names[self.dice.choices(range(len(names)), k=len(names))] if self.dice.random() < 0.5 else None
+        for rank, pool in enumerate(engine.ranks.pools):
+            result = sets.store_set(pool, names, group, parents)
+            assert len(result.states) == len(names)
+            for name, state in zip(known, result.states, strict=True):
+                if state != "declined":
+                    self.dict.parts[name].add(rank)
+                if state in ("stored", "present"):
+                    self.dict.parts[name] |= set(range(len(engine.ranks.pools)))
+                    self.dict.acknowledged.add(name)
+
+    def load_set(self) -> None:
+        """What is there of a set, by key."""
+        engine = self.dice.choice(self.engines)
+        group, names, known = self.set_of(engine)
+        pool = self.dice.choice(engine.ranks.pools)
+        is_found = [level > 0 for level in sets.found(pool, names, group)]
+        is_saving = self.daemon.stats()["dram.writing_chunks"] > 0
+        held, result = sets.load_set(pool, names, group)
+        assert result.reason == "complete"
+        may_be_less = self.has_ssd and (not self.has_room or is_saving)
+        for name, was_found, is_held in zip(known, is_found, held, strict=True):
+            assert not is_held or self.is_saved(engine, name)
+            assert is_held == was_found or (may_be_less and was_found)
+            assert was_found or not self.has_room or name not in self.dict.acknowledged
 
     def acquire(self) -> None:
         """A lease that stays."""

@@ -177,6 +177,20 @@ def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[
     return _rows_view(array, address, chunks, extents=layout.kv_extents, extent_bytes=layout.payload_bytes), chunks
 
 
+def addresses_view(addresses: npt.NDArray[np.int64], layout: Layout) -> kvpool_native.CacheView:
+    """The native view of chunks at any addresses: a block's number is how far behind the lowest one it begins."""
+    low = int(addresses.min()) if len(addresses) else 0
+    return kvpool_native.CacheView(
+        bases=[low + extent * layout.payload_bytes for extent in range(layout.kv_extents)],
+        planes=1,
+        blocks=int(addresses.max()) - low + 1 if len(addresses) else 0,
+        plane_block_bytes=layout.payload_bytes,
+        plane_stride=0,
+        block_stride=1,
+        owner=addresses,
+    )
+
+
 def extents_view(array: npt.NDArray[np.uint8], extent_bytes: int) -> kvpool_native.CacheView:
     """The native view of a C-contiguous array [chunks, extents of this size], one block for each chunk."""
     chunks, size = array.shape

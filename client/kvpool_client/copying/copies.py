@@ -22,7 +22,7 @@ from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool_client.arguments import check_cache
 from kvpool_client.connection.session import Session
-from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view, extents_view
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache, addresses_view, contiguous_view, extents_view
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.gatherer import DeviceGatherer
@@ -130,12 +130,7 @@ class Copies:
         self, cache: Cache | None, block_ids: object, array: object, *, chunks: int, is_load: bool
     ) -> EngineBlocks:
         """The engine memory of `chunks` chunks. Raises InvalidArgument."""
-        if self._layout.rank is None:
-            raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
-        if not is_load and self._layout.summaries and not self.is_whole:
-            raise InvalidArgument(
-                f"share is {self._share!r}, expected all of a chunk with summaries for a save: they are of all its layers"
-            )
+        self._check_side(is_load=is_load)
         if (cache is None) == (array is None):
             raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
         if cache is not None:
@@ -149,12 +144,29 @@ class Copies:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
-    def load(self, session: Session, rows: LeasedRows, blocks: EngineBlocks) -> LoadRun | None:
-        """Start a load of leased chunks. None where they are in memory that is not there."""
+    def rows_at(self, addresses: npt.NDArray[np.int64], *, is_load: bool) -> EngineBlocks:
+        """Memory of the host at these addresses, as a row of an array each. Raises InvalidArgument."""
+        self._check_side(is_load=is_load)
+        if len(addresses) and int(addresses.min()) <= 0:
+            raise InvalidArgument(f"rows begin at {int(addresses.min())}, expected addresses")
+        lowest = int(addresses.min()) if len(addresses) else 0
+        return EngineBlocks(addresses_view(addresses, self._own), addresses - lowest, None)
+
+    def _check_side(self, *, is_load: bool) -> None:
+        if self._layout.rank is None:
+            raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
+        if not is_load and self._layout.summaries and not self.is_whole:
+            raise InvalidArgument(
+                f"share is {self._share!r}, expected all of a chunk with summaries for a save: they are of all its layers"
+            )
+
+    def load(self, session: Session, rows: LeasedRows, blocks: EngineBlocks, *, is_set: bool = False) -> LoadRun | None:
+        """Start a load of leased chunks. None where they are in memory that is not there. `is_set`: each is alone; into memory
+        of the host."""
         try:
             chunks = ArenaChunks(session.arena, session.index, rows.offsets, rows.slots, rows.generations)
             if blocks.side is None:
-                return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
+                return self._checked_load(session, chunks, blocks.view, blocks.block_ids, is_set=is_set)
             copies = self._tier_of(session).copies_of(session, rows, self._layout.stored_bytes, blocks.side.device)
             return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
@@ -181,6 +193,8 @@ class Copies:
         chunks: ArenaChunks,
         view: kvpool_native.CacheView,
         block_ids: npt.NDArray[np.int64],
+        *,
+        is_set: bool = False,
     ) -> kvpool_native.LoadJob:
         """A native load, which compares every extent of the share with its checksum and writes the blocks that are not
         skipped. Raises ValueError."""
@@ -197,6 +211,7 @@ class Copies:
             session.welcome.verify != "cold",
             numbers=self._extents_of_part,
             extent_bytes=self._extent_bytes,
+            is_set=is_set,
         )
 
     def _device_load(

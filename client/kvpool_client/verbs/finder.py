@@ -12,13 +12,10 @@ never longer than one lease holds. Any thread.
 """
 
 import logging
-from collections.abc import Sequence
-
-import numpy as np
 
 import kvpool_native
 from kvpool.clock import Clock
-from kvpool.key_column import KeyColumn, keys_in
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.messages import HOLDS_MAX
@@ -28,7 +25,7 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
-from kvpool_client.verbs.results import LEVELS_HERE, Hit
+from kvpool_client.verbs.results import Hit
 from kvpool_client.verbs.store_search import ELSEWHERE_MAX, StoreSearch, can_search
 
 log = logging.getLogger(__name__)
@@ -84,27 +81,6 @@ class Finder:
         if is_counted:
             self._counters.count_lookup(keys.chunks, hit.levels)
         return hit
-
-    def lookup_each(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
-        """The hits of leading chains of which this node has every chunk, by one walk through its index for each rank. No
-        request. `is_counted`: as in `lookup`. REQUIRES: no windows and states."""
-        session = self._link.session
-        if session is None or not chains:
-            return []
-        columns = zip(*(keys.columns() for keys in chains), strict=True)
-        joined = tuple(b"".join(of_chains) for of_chains in columns)
-        levels, _ = session.index.find_hit(self._needs, joined, keys_in(joined[0]))
-        ends = np.cumsum([len(keys) for keys in chains])
-        here = len(levels) - len(levels.lstrip(LEVELS_HERE))
-        whole = int(np.searchsorted(ends, here, side="right"))
-        hits = [
-            Hit(len(keys), keys.tokens, levels[end - len(keys) : end], keys, full_chunks=len(keys))
-            for keys, end in zip(chains[:whole], ends.tolist(), strict=False)
-        ]
-        if hits and is_counted:
-            found = levels[: ends[whole - 1]]
-            self._counters.count_lookup(len(found), found)
-        return hits
 
     def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None, *, owner: str = "") -> Hit:
         """The hit with what the shared store has, where there is one, and all of it where an `owner` is named. Not counted."""

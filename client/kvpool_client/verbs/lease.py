@@ -10,7 +10,7 @@ for running loads. One that is collected before is released by the Pool, with a 
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,10 @@ class Lease:
             result = pool.load(lease, cache, block_ids).wait()
 
     `Pool.acquire` and `Pool.claim` answer it; an empty one (0 chunks) where nothing was there any more, or the daemon is away.
-    Leaving it as a context releases it. It ends too when the connection ends, and
-    in the daemon when it has not been used for `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing
-    raises. One that is collected before it is released ends with its loads, and a ResourceWarning. Threads: any.
+    Leaving it as a context releases it. It ends too when the connection ends, and in the daemon when it has not been used for
+    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. `Pool.acquire_set` answers one on chunks
+    that are each alone: `held` names them. One that is collected before it is released ends with its loads, and a
+    ResourceWarning. Threads: any.
     """
 
     def __init__(self, hold: "LeaseHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:
@@ -79,6 +80,11 @@ class Lease:
         return self.hold.tiers
 
     @property
+    def held(self) -> npt.NDArray[np.bool_]:
+        """Of a set whether each of its keys is leased, bool [keys]; of a hit all of its chunks are."""
+        return self.hold.held
+
+    @property
     def ranges(self) -> tuple[range, ...]:
         """The chunk numbers of each group of the layout that a load needs: of a full group all, of windows and states the last
         ones. A plain layout has one."""
@@ -91,7 +97,7 @@ class Lease:
 
     def ticket(self, claims: int | None = None) -> bytes:
         """A ticket that another process of the trust domain turns into a lease, once on each rank of the layout; empty if this
-        lease has ended.
+        lease has ended, or is of a set.
 
         `claims`: how often it may be claimed instead, by whatever ranks: by those of an engine of which each has a share of one
         layout. It lasts until then, or as long as a lease that is not used. Raises InvalidArgument for another number than
@@ -122,7 +128,7 @@ class LeaseHold:
         self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
-        self._leased = leased
+        self.leased = leased
         self.asked_ns = asked_ns
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -145,6 +151,11 @@ class LeaseHold:
             self.session.endings.add_end(self._drop)
 
     @property
+    def held(self) -> npt.NDArray[np.bool_]:
+        """Which of the chunks that were named it has."""
+        return np.ones(self.chunks, np.bool_)
+
+    @property
     def ranges(self) -> tuple[range, ...]:
         """The chunks of each group, of which the rows are, in this order."""
         return chunk_ranges(self.layout, self.chunks)
@@ -152,12 +163,12 @@ class LeaseHold:
     @property
     def row_tiers(self) -> bytes:
         """The level of each row."""
-        return self._leased.tiers
+        return self.leased.tiers
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
         """The level of each chunk when it was leased."""
-        return levels_by_chunk(self.layout, self.chunks, self._leased.tiers)
+        return levels_by_chunk(self.layout, self.chunks, self.leased.tiers)
 
     @property
     def renewal(self) -> Deadline:
@@ -168,7 +179,7 @@ class LeaseHold:
     @property
     def rows(self) -> LeasedRows:
         """All rows, of one group after the other."""
-        return LeasedRows.of(self._leased, range(len(self._leased.tiers)))
+        return LeasedRows.of(self.leased, range(len(self.leased.tiers)))
 
     def rows_from(self, first_chunk: int) -> list[LeasedRows]:
         """The rows of each group that a load from a chunk on needs: of windows and states all."""
@@ -176,7 +187,7 @@ class LeaseHold:
         for part in self.layout.group_layouts:
             first = end + first_chunk if part.is_chained else end
             end += part.chunks_of(self.chunks)
-            found.append(LeasedRows.of(self._leased, range(first, end)))
+            found.append(LeasedRows.of(self.leased, range(first, end)))
         return found
 
     @property
@@ -225,13 +236,3 @@ class LeaseHold:
         """The load has ended."""
         with self._lock:
             self._loads.discard(load)
-
-
-def release_each(holds: Sequence[LeaseHold]) -> None:
-    """Wait for the running loads of leases, then end them. Idempotent; never raises."""
-    ended = [hold for hold in holds if hold.end_loads()]
-    while ended:
-        session, named = ended[0].session, [hold.id for hold in ended if hold.session is ended[0].session]
-        ended = [hold for hold in ended if hold.session is not session]
-        assert session is not None
-        session.drop_leases(named)

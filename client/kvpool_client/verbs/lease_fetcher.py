@@ -5,7 +5,7 @@ failure of the daemon gives an empty lease. Any thread.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.states import DRAM, PEER, STORE
 from kvpool_client.arguments import check_hit
-from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
@@ -80,33 +79,6 @@ class LeaseFetcher:
             left_s = Deadline(self._timeout_s, since_ns=begun_ns).remaining_s()
             asked_ns = _now_ns()
         return self._lease(None, NO_LEASE)
-
-    def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
-        """A lease for each hit, all in one round trip."""
-        session = self._link.session
-        wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._finder.chunks_max]
-        leased = dict.fromkeys(range(len(hits)), NO_LEASE)
-        asked_ns = _now_ns()
-        if session is not None and wanted:
-            requests = [
-                m.Acquire(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks) for hit in (hits[at] for at in wanted)
-            ]
-            try:
-                answers = call_each(session, requests, m.Leased)
-                failpoint.reach("client.acquire.after", failpoint.unreachable)
-                for number, answer in zip(wanted, answers, strict=True):
-                    if answer is not None:
-                        self._check_rows(answer, hits[number].chunks)
-                        leased[number] = answer
-                for number in wanted:
-                    self._name_tokens(session, hits[number], leased[number].tiers)
-            except KVPoolError as error:
-                self._link.note_failure(session, error)
-        self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
-        return [
-            self._lease(session, leased[number], hit.peer_pace or FIRST_PEER_PACE, asked_ns=asked_ns)
-            for number, hit in enumerate(hits)
-        ]
 
     def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
         """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one. Asks

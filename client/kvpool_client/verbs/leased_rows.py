@@ -1,4 +1,5 @@
-"""Leased rows: where leased chunks lie, a row for each. A lease has them for its chunks of one group after the other.
+"""Leased rows: where leased chunks lie, a row for each. A lease has them for its chunks of one group after the other; of a set
+some of them, in any order.
 
 Pure; any thread.
 """
@@ -21,51 +22,50 @@ _WORD = np.dtype("<u8")
 @dataclass(slots=True, eq=False)
 class LeasedRows:
     """Rows of leased chunks. `offsets`: in the arena; `slots`: by what the index has the words of each slot; `generations`:
-    what the generation word must still have after the copy; `tiers`: the level when it was leased. `spans`: which of a lease's
-    rows these are, by the daemon's number of it. A scheduler's have no offsets and no slots."""
+    what the generation word must still have after the copy; `tiers`: the level when it was leased. `lease`: the daemon's number
+    of it, `numbers`: those of the rows there. A scheduler's have no offsets and no slots."""
 
     offsets: Words
     slots: Words
     generations: Words
     tiers: Levels
-    spans: tuple[tuple[int, range], ...]
+    lease: int
+    numbers: Sequence[int]
 
     @classmethod
     def of(cls, leased: m.Leased, rows: range) -> "LeasedRows":
         """Some rows of a lease."""
         part = slice(rows.start, rows.stop)
         return cls(
-            _words(leased.offsets)[part],
-            _words(leased.slots)[part],
-            _words(leased.generations)[part],
+            words_of(leased.offsets)[part],
+            words_of(leased.slots)[part],
+            words_of(leased.generations)[part],
             np.frombuffer(leased.tiers, np.uint8)[part],
-            ((leased.lease, rows),),
+            leased.lease,
+            rows,
         )
 
     @classmethod
-    def joined(cls, parts: "Sequence[LeasedRows]") -> "LeasedRows":
-        """The rows of several leases, one's behind another's."""
+    def chosen(cls, leased: m.Leased, places: npt.NDArray[np.intp], numbers: Sequence[int]) -> "LeasedRows":
+        """Rows of a set's lease, by the keys that have them. `numbers`: see the class."""
         return cls(
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.slots for part in parts]),
-            np.concatenate([part.generations for part in parts]),
-            np.concatenate([part.tiers for part in parts]),
-            tuple(span for part in parts for span in part.spans),
+            words_of(leased.offsets)[places],
+            words_of(leased.slots)[places],
+            words_of(leased.generations)[places],
+            np.frombuffer(leased.tiers, np.uint8)[places],
+            leased.lease,
+            numbers,
         )
 
     def __len__(self) -> int:
-        return sum([len(rows) for _, rows in self.spans])
+        return len(self.numbers)
 
     def place_of(self, row: int) -> tuple[int, int]:
         """By which number the daemon has leased a row's chunk, and its row among all that it has leased by that."""
-        for lease, rows in self.spans:
-            if row < len(rows):
-                return lease, rows[row]
-            row -= len(rows)
-        raise IndexError(f"no lease has row {row} behind the last one")
+        return self.lease, self.numbers[row]
 
 
-def _words(column: bytes) -> Words:
+def words_of(column: bytes) -> Words:
     """A column's whole words: one with fewer than there are rows is refused where the rows are used."""
     return np.frombuffer(column[: len(column) // _WORD.itemsize * _WORD.itemsize], _WORD)
 

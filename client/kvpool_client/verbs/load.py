@@ -94,10 +94,10 @@ class LoadedRun:
 
 @dataclass(slots=True, eq=False)
 class BegunLoad:
-    """What a load begins with. `leases`: do not end before it; they have `chunks` chunks. `runs`: of each group; `has_windows`:
+    """What a load begins with. `lease`: does not end before it; it has `chunks` chunks. `runs`: of each group; `has_windows`:
     some are of windows or states."""
 
-    leases: tuple[LeaseHold, ...]
+    lease: LeaseHold
     runs: Sequence[LoadedRun]
     first_chunk: int
     chunks: int
@@ -123,7 +123,7 @@ class Load:
     """
 
     def __init__(self, begun: BegunLoad) -> None:
-        self.leases = begun.leases
+        self.lease = begun.lease
         self.first_chunk = begun.first_chunk
         self.chunks = begun.chunks
         self.runs = begun.runs
@@ -131,7 +131,7 @@ class Load:
         self._begun = begun
         self._running = [loaded.run for loaded in begun.runs if loaded.run is not None]
         self._result: LoadResult | None = None
-        self._ending = threading.RLock()  # releases of several leases that it has chunks of wait for it at once
+        self._ending = threading.RLock()  # whoever has it and the release of its lease wait for it at once
 
     def __repr__(self) -> str:
         return f"<Load {self.chunks_so_far} chunks, {self._result.reason if self._result else 'running'}>"
@@ -219,6 +219,15 @@ class Load:
         """End the load. After it returns no byte is written to engine memory."""
         if self._result is None and self._running and not self._is_inherited:
             self._stop(LoadReason.CANCELLED)
+
+    def loaded_levels(self) -> bytes:
+        """The level that each loaded chunk had when it was leased. REQUIRES: it has ended."""
+        assert self._result is not None
+        return self.lease.tiers.tobytes()[self.first_chunk : self._result.chunks]
+
+    def corrupt_places(self) -> list[tuple[int, int]]:
+        """Which chunks had other checksums than their bytes: the daemon's numbers of the lease and of the rows."""
+        return [loaded.rows.place_of(loaded.good) for loaded in self.runs if loaded.end_reason == LoadReason.CHECKSUM]
 
     @property
     def _is_inherited(self) -> bool:

@@ -18,6 +18,8 @@ from kvpool_client.verbs.lease import LeaseHold
 from kvpool_client.verbs.leased_rows import LeasedRows
 from kvpool_client.verbs.load import BegunLoad, Load, LoadedRun
 from kvpool_client.verbs.results import LoadResult
+from kvpool_client.verbs.set_hold import SetHold
+from kvpool_client.verbs.set_load import SetLoad
 
 
 class LoadStarter:
@@ -36,48 +38,64 @@ class LoadStarter:
 
     def begin_load(
         self,
-        leases: tuple[LeaseHold, ...],
+        lease: LeaseHold,
         first_chunk: int,
         rows: Sequence[LeasedRows],
         blocks: Sequence[EngineBlocks | None],
     ) -> Load:
-        """A load of the chunks of leases, one's behind another's, from `first_chunk` on. `rows`: of each group, see
-        `LeaseHold.rows_from`; `blocks`: where they go, None to compare them with their checksums where they lie."""
-        session = leases[0].session
-        is_live = session is not None and all(lease.is_live for lease in leases)
-        # Else a lease was released, or the session has ended.
+        """A load of a lease's chunks from `first_chunk` on. `rows`: of each group, see `LeaseHold.rows_from`; `blocks`: where
+        they go, None to compare them with their checksums where they lie."""
+        return self._begin(lease, first_chunk, copies=self._copies, rows=rows, blocks=blocks)
+
+    def begin_set(self, lease: SetHold, blocks: EngineBlocks) -> SetLoad:
+        """A load of what is leased of a set, into blocks of these keys."""
+        load = self._begin(lease, 0, copies=[self._copies[lease.group]], rows=[lease.held_rows], blocks=[blocks])
+        assert isinstance(load, SetLoad)
+        return load
+
+    def _begin(
+        self,
+        lease: LeaseHold,
+        first_chunk: int,
+        *,
+        copies: Sequence[Copies],
+        rows: Sequence[LeasedRows],
+        blocks: Sequence[EngineBlocks | None],
+    ) -> Load:
+        session = lease.session
+        is_live = session is not None and lease.is_live
+        # Else the lease was released, or the session has ended.
         reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
         if is_live and any(map(len, rows)):
             failpoint.reach("client.load.before")
+        is_set = isinstance(lease, SetHold)
         begun = BegunLoad(
-            leases,
+            lease,
             [
-                self._loaded_run(session if is_live else None, *of_group, early=reason)
-                for of_group in zip(self._copies, rows, blocks, strict=True)
+                self._loaded_run(session if is_live else None, *of_group, early=reason, is_set=is_set)
+                for of_group in zip(copies, rows, blocks, strict=True)
             ],
             first_chunk,
-            sum([lease.chunks for lease in leases]),
+            lease.chunks,
             chunk_tokens=self._layout.chunk_tokens,
-            has_groups=bool(self._layout.groups),
-            has_windows=self._has_windows,
+            has_groups=bool(self._layout.groups) and not is_set,
+            has_windows=self._has_windows and not is_set,
             timeout_s=self._timeout_s,
             on_end=self._load_ended,
         )
-        load = Load(begun)
+        load = SetLoad(begun, lease.held) if isinstance(lease, SetHold) else Load(begun)
         if load.is_begun:
-            are_held = [lease.begin_load(load) for lease in leases]
-            if not all(are_held):
+            if not lease.begin_load(load):
                 load.cancel()
-            for lease in leases:
-                if lease.session is not None:
-                    self._link.use_lease(lease.session, lease.id, lease.renewal)
+            if lease.session is not None:
+                self._link.use_lease(lease.session, lease.id, lease.renewal)
         return load
 
     def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
         """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it
         lies."""
         rows = lease.rows_from(first_chunk)
-        return self.begin_load((lease,), first_chunk, rows, [None] * len(rows))
+        return self.begin_load(lease, first_chunk, rows, [None] * len(rows))
 
     def estimate_s(self, chunks: int) -> float:
         """Seconds to load what a hit of so many chunks needs."""
@@ -88,26 +106,33 @@ class LoadStarter:
 
     @staticmethod
     def _loaded_run(
-        session: Session | None, copies: Copies, rows: LeasedRows, blocks: EngineBlocks | None, *, early: LoadReason
+        session: Session | None,
+        copies: Copies,
+        rows: LeasedRows,
+        blocks: EngineBlocks | None,
+        *,
+        early: LoadReason,
+        is_set: bool,
     ) -> LoadedRun:
         """A run that copies the rows of one group; without a session one that has ended for the reason `early`."""
         run, reason = None, early if len(rows) else LoadReason.COMPLETE
         if session is not None and len(rows):
-            run = copies.load(session, rows, blocks) if blocks is not None else copies.check(session, rows)
+            run = (
+                copies.load(session, rows, blocks, is_set=is_set) if blocks is not None else copies.check(session, rows)
+            )
             reason = LoadReason.COMPLETE if run is not None else LoadReason.GONE
         return LoadedRun(rows, copies.share.layers, copies.share.groups, run, reason)
 
     def _load_ended(self, load: Load, result: LoadResult) -> None:
-        for lease in load.leases:
-            lease.end_load(load)
-            if load.is_begun and lease.session is not None:
-                self._link.unuse_lease(lease.session, lease.id)
-        levels = b"".join([lease.tiers.tobytes() for lease in load.leases])
-        self._counters.count_load(levels[load.first_chunk : result.chunks], result)
-        session = load.leases[0].session
-        for loaded in load.runs if result.reason != "complete" else ():
-            if loaded.end_reason == LoadReason.CHECKSUM and session is not None:
-                self._report_corrupt(session, m.ReportCorrupt(*loaded.rows.place_of(loaded.good)))
+        lease = load.lease
+        session = lease.session
+        lease.end_load(load)
+        if load.is_begun and session is not None:
+            self._link.unuse_lease(session, lease.id)
+        self._counters.count_load(load.loaded_levels(), result)
+        if session is not None and result.reason != "complete":
+            for place in load.corrupt_places():
+                self._report_corrupt(session, m.ReportCorrupt(*place))
 
     def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
         """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""

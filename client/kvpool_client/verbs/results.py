@@ -68,13 +68,15 @@ class LoadResult:
     `tokens` that they cover, and why it stopped there.
 
     `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled. `groups`: of a layout with groups the result
-    of each: up to which chunk it has what it was to load.
+    of each: up to which chunk it has what it was to load. `states`: of a set the reason of each key, or `absent` for one that
+    was not leased; `chunks` counts those that are complete, and `reason` is that of the first one that is leased and is not.
     """
 
     chunks: int
     tokens: int
     reason: str
     groups: "tuple[LoadResult, ...]" = ()
+    states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class SaveResult:
     other bytes than were announced to it, and other for a reason that only a later version has. `clipped`: how many of those
     not declined have the default priority although the save asked for a higher one, because the share of chunks above the
     default is used up. `groups`: of a layout with groups the result of each, over the chunks that it was to store, in order.
+    `codes`: a `SaveState` of each chunk, u8.
     """
 
     stored: int
@@ -99,6 +102,12 @@ class SaveResult:
     clipped: int = 0
     part: int = 0
     groups: "tuple[SaveResult, ...]" = ()
+    codes: bytes = field(default=b"", compare=False, repr=False)
+
+    def reason_of(self, chunk: int) -> str:
+        """Why a chunk was declined, as in `reasons`; empty for one that was not."""
+        code = self.codes[chunk]
+        return "" if code in STORED_STATES else _REASONS[code]
 
     @classmethod
     def joined(cls, groups: "Sequence[SaveResult]") -> "SaveResult":
@@ -116,6 +125,7 @@ class SaveResult:
             sum(result.clipped for result in groups),
             sum(result.part for result in groups),
             tuple(groups),
+            b"".join([result.codes for result in groups]),
         )
 
     @classmethod
@@ -132,7 +142,8 @@ class SaveResult:
         if _CLIPPED in retained:
             both = zip(codes, retained, strict=False)
             clipped = sum([text == _CLIPPED and code in STORED_STATES for code, text in both])
-        return cls(stored, present, declined, tuple([_WORDS[code] for code in codes]), reasons, clipped, part)
+        words = tuple([_WORDS[code] for code in codes])
+        return cls(stored, present, declined, words, reasons, clipped, part, codes=codes)
 
 
 @dataclass(frozen=True, slots=True)

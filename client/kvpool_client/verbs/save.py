@@ -119,7 +119,8 @@ class SavedRun:
 @dataclass(slots=True, eq=False)
 class ReservedSave:
     """What a save begins with. `runs`: in the order in which they are committed; `scope`: adapter and salt tag for events;
-    `pending`: chunks that others are writing; `end_token`: behind the last chunk asked."""
+    `pending`: chunks that others are writing; `end_token`: behind the last chunk asked; `order`: of a set, whose chunk each is
+    by the caller's numbers, where that is another order."""
 
     session: Session | None
     reservation: int
@@ -130,6 +131,7 @@ class ReservedSave:
     has_groups: bool
     timeout_s: float
     on_end: Callable[[SaveResult], None]
+    order: Sequence[int] | None = None
 
 
 class _Commit:
@@ -454,9 +456,20 @@ class Save:
     def _collected(self) -> SaveResult:
         if not self._reserved.has_groups:
             (saved,) = self._reserved.runs
-            return SaveResult.of(saved.states, saved.retained)
+            order = self._reserved.order
+            if order is None:
+                return SaveResult.of(saved.states, saved.retained)
+            return SaveResult.of(_reordered(saved.states, order), _reordered(saved.retained, order))
         by_group = sorted(self._reserved.runs, key=lambda saved: saved.group)
         return SaveResult.joined([SaveResult.of(saved.states, saved.retained) for saved in by_group])
+
+
+def _reordered(column: bytes | bytearray, order: Sequence[int]) -> bytes:
+    """A column by the caller's numbers; an empty one stays so."""
+    found = bytearray(len(column))
+    for number, code in zip(order, column, strict=False):
+        found[number] = code
+    return bytes(found)
 
 
 def _started_commit(publish: Callable[[], None]) -> threading.Thread | None:

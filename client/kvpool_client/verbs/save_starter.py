@@ -18,12 +18,12 @@ from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs
 from kvpool.states import KEEP_PRIORITY, SaveState
-from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks, ReservedSlots
 from kvpool_client.key_chain import KeyChain
+from kvpool_client.named_keys import NamedKeys
 from kvpool_client.retention import NO_RETENTION, RetentionColumns
 from kvpool_client.verbs.pending import PendingChunks
 from kvpool_client.verbs.results import known_states
@@ -47,12 +47,14 @@ class RunPlan:
 @dataclass(slots=True, eq=False)
 class SavePlan:
     """Plan of a save of chunks of `keys`; `retention` is of all `keys`, and `end_chunk` is behind the last one of the save.
-    `runs`: in the order in which they are to be stored, at most one of each group."""
+    `runs`: in the order in which they are to be stored, at most one of each group. `is_set`, `order`: see `plan_set`."""
 
-    keys: KeyChain
+    keys: KeyChain | NamedKeys
     retention: RetentionColumns
     runs: Sequence[RunPlan]
     end_chunk: int
+    is_set: bool = False
+    order: Sequence[int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,24 +101,27 @@ class SaveStarter:
             runs.sort(key=lambda run: run.is_chain)
         return SavePlan(keys, retention, runs, max([run.chunks[-1] + 1 for run in runs if run.chunks], default=0))
 
-    def begin_save(self, plans: Sequence[SavePlan]) -> list[Save]:
-        """The planned saves. One round trip for all."""
+    def plan_set(
+        self, keys: NamedKeys, retention: RetentionColumns, blocks: EngineBlocks, order: Sequence[int] | None
+    ) -> SavePlan:
+        """Plan of a save of a set's chunks, each alone. `order`: in which they are reserved and committed, by the caller's
+        numbers of them; None: in the caller's."""
+        run = RunPlan(keys.group, range(len(keys)), blocks, is_chain=False)
+        return SavePlan(keys, retention, [run], len(keys), is_set=True, order=order)
+
+    def begin_save(self, plan: SavePlan) -> Save:
+        """The planned save. One round trip."""
         session = self._link.session
-        asked = {number: self._asked(plan) for number, plan in enumerate(plans) if _has_chunks(plan)}
-        answers: dict[int, m.Reserved | None] = {}
-        if session is not None and asked:
+        if session is not None and _has_chunks(plan):
+            asked = self._asked(plan)
             try:
                 failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-                received = call_each(session, [each.request for each in asked.values()], m.Reserved)
-                answers = dict(zip(asked, received, strict=True))
+                answer = session.call(asked.request, m.Reserved)
             except KVPoolError as error:
                 self._link.note_failure(session, error)
-        return [
-            self._start(session, plan, asked[number], answer)
-            if session is not None and (answer := answers.get(number)) is not None
-            else self._saved_nothing(plan, SaveState.DISCONNECTED)
-            for number, plan in enumerate(plans)
-        ]
+            else:
+                return self._start(session, plan, asked, answer)
+        return self._saved_nothing(plan, SaveState.DISCONNECTED)
 
     def _asked(self, plan: SavePlan) -> _Asked:
         """The request for the chunks of a plan, or for as many of them as one request may name."""
@@ -134,7 +139,8 @@ class SaveStarter:
             share = None if copies.is_whole else copies.share
             parent = column.before(chosen[0]) if run.is_chain else b""
             form = RunForm.ALONE if not run.is_chain else RunForm.BEHIND if parent else RunForm.ROOT
-            of_run = column[chosen[0] : chosen[-1] + 1] if run.is_chain else column.chosen(chosen)
+            are_in_a_row = run.is_chain or isinstance(chosen, range)
+            of_run = column[chosen[0] : chosen[-1] + 1] if are_in_a_row else column.chosen(chosen)
             runs.append(ReserveRun(run.group, form, len(chosen), share))
             packed += [parent, of_run.packed]
             keys.append(of_run)
@@ -188,7 +194,8 @@ class SaveStarter:
                 scope=plan.keys.scope if any(each.tokens for each in saved) else b"",
                 pending=pending,
                 end_token=plan.end_chunk * self._chunk_tokens,
-                has_groups=self._has_groups,
+                has_groups=self._has_groups and not plan.is_set,
+                order=plan.order,
                 timeout_s=self._timeout_s,
                 on_end=self._counters.count_save,
             )
@@ -220,11 +227,16 @@ class SaveStarter:
             is_part=not self._copies[run.group].is_whole,
         )
 
-    def _token_ids(self, session: Session, keys: KeyChain, run: RunPlan, chosen: Sequence[int]) -> bytes:
+    def _token_ids(self, session: Session, keys: KeyChain | NamedKeys, run: RunPlan, chosen: Sequence[int]) -> bytes:
         """The token ids of the chosen chunks of a run; none of chunks without a parent, before which nobody would know what
         comes."""
         words = self._chunk_tokens + len(keys.scope) // 4
-        if not run.is_chain or not session.welcome.keeps_tokens or words > kvpool_native.TOKEN_IDS_MAX:
+        if (
+            not run.is_chain
+            or isinstance(keys, NamedKeys)
+            or not session.welcome.keeps_tokens
+            or words > kvpool_native.TOKEN_IDS_MAX
+        ):
             return b""
         if isinstance(chosen, range):
             return keys.token_ids(run.chunks[chosen.start : chosen.stop])
@@ -250,7 +262,8 @@ class SaveStarter:
                 scope=b"",
                 pending=pending if pending is not None else PendingChunks(None, KeyColumn(b"")),
                 end_token=plan.end_chunk * self._chunk_tokens,
-                has_groups=self._has_groups,
+                has_groups=self._has_groups and not plan.is_set,
+                order=plan.order,
                 timeout_s=self._timeout_s,
                 on_end=self._counters.count_save,
             )

@@ -9,6 +9,7 @@ outlive their issuers.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -28,7 +29,9 @@ from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
-from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, Leased
+from kvpool.pool.readers.set_task import SetTask
+from kvpool.protocol.columns import NUMBER_BYTES
+from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, NO_LEVEL, Leased
 from kvpool.tiering.tiering import Tiering
 
 
@@ -40,11 +43,13 @@ class AnyHit(Protocol):
 
 
 class Taken(NamedTuple):
-    """Holds that a lease or a ticket is made of next: on each rank, of `rows` chunks together. They count for a holder."""
+    """Holds that a lease or a ticket is made of next: on each rank, of `rows` chunks together. They count for a holder.
+    `set_group`: whose chunks they are, where they are a set of that group's alone."""
 
     chunks: int
     holds: HoldsByRank
     rows: int
+    set_group: int | None = None
 
 
 # Holds of the tickets of one promise: they may all end at once, before what others release.
@@ -53,6 +58,7 @@ TICKETS_HOLDS_MAX = 16 * HOLDS_MAX
 TICKETS = ConnectionId(0)
 NOTHING_TAKEN = Taken(0, {}, 0)
 NOTHING = Leased(0, 0, b"", b"", b"", b"")
+_NO_LEVEL, _NO_NUMBER = bytes([NO_LEVEL]), bytes(NUMBER_BYTES)
 
 
 class Readers:
@@ -74,7 +80,7 @@ class Readers:
         self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
-        self._acquiring: WeakSet[HoldTask] = WeakSet()
+        self._acquiring: WeakSet[HoldTask | SetTask] = WeakSet()
         self._waiting: WaitingTasks = {}
         self.ending = EndingHolds(directory, on_backlog)
         self.desk = kvpool_native.LeaseDesk(
@@ -86,6 +92,7 @@ class Readers:
             HELD_CHUNKS_MAX,
             LEAF_CHUNKS_MAX,
             PART_CHUNKS,
+            not tiering.remotes,
         )
 
     def __repr__(self) -> str:
@@ -156,6 +163,13 @@ class Readers:
         self._acquiring.add(task)
         return task
 
+    def begin_set(self, session: EngineSession, group: int, keys: KeyColumn) -> SetTask:
+        """What is there of these chunks of a group, each alone (see `SetTask`), to be taken in parts. Raises Refused."""
+        self._check_room(session)
+        task = SetTask(self._directory, self._tiering, session.parts[group], keys, ending=self.ending)
+        self._acquiring.add(task)
+        return task
+
     def hold_at_once(
         self, session: EngineSession, request: AnyHit, now_ns: int, *, holder: ConnectionId
     ) -> Taken | None:
@@ -209,10 +223,37 @@ class Readers:
         """A lease of what has been taken."""
         if not taken.chunks:
             return NOTHING
-        grant = self._grant(session, taken.chunks, taken.holds, now_ns, rows=taken.rows)
+        grant = self._grant(session, taken.chunks, taken.holds, now_ns, rows=taken.rows, set_group=taken.set_group)
         self._note_hit(session, taken, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return grant
+
+    def grant_set(self, session: EngineSession, group: int, task: SetTask, now_ns: int) -> Leased:
+        """A lease of what a task for a set has taken, with a row for each of its keys."""
+        holds, places = task.take_holds()
+        taken = Taken(len(places), holds, len(places), group)
+        leased = self.grant(session, taken, now_ns)
+        rows = dict(zip(places, range(len(places)), strict=True))
+
+        def by_key(column: bytes, absent: bytes) -> bytes:
+            size = len(absent)
+            parts = [
+                absent if (row := rows.get(place)) is None else column[row * size : (row + 1) * size]
+                for place in range(task.count)
+            ]
+            return b"".join(parts)
+
+        levels = by_key(leased.tiers, _NO_LEVEL)
+        if session.layout.rank is None:
+            return replace(leased, tiers=levels)
+        return Leased(
+            leased.lease,
+            leased.chunks,
+            by_key(leased.offsets, _NO_NUMBER),
+            by_key(leased.generations, _NO_NUMBER),
+            levels,
+            by_key(leased.slots, _NO_NUMBER),
+        )
 
     def promise(
         self, session: EngineSession, taken: Taken, now_ns: int, *, tickets: int, claims: int
@@ -248,7 +289,10 @@ class Readers:
         return None
 
     def key_at(self, session: EngineSession, lease: Lease | Taken, chunk: int) -> bytes:
-        """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it."""
+        """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it, or
+        is of a set."""
+        if lease.set_group is not None:
+            return b""
         _, hold, size = holds_of(session, lease, session.layout.ranks[0])[naming_group(session)]
         row = chunk - (lease.chunks - size)  # a hold has the last ones
         return self._directory.key_of(hold, row) if 0 <= row < size else b""
@@ -269,11 +313,11 @@ class Readers:
             self._leases.renew(lease, session.connection, now_ns)
 
     def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int, *, claims: int = 0) -> bytes:
-        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room. `claims`:
-        how often it may be claimed; 0: once on each rank."""
+        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or is of a set, or there is no
+        room. `claims`: how often it may be claimed; 0: once on each rank."""
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
         lease = self.find(session, lease_id)
-        if lease is None:
+        if lease is None or lease.set_group is not None:
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
         return self._issue_ticket(session, lease, now_ns, claims)
@@ -369,10 +413,17 @@ class Readers:
         now_ns: int,
         *,
         rows: int | None,
+        set_group: int | None = None,
     ) -> Leased:
         """A lease with a row for each chunk of its holds; a scheduler's has the levels alone, the worst of the ranks'."""
         lease = self._leases.grant(
-            session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, rows=rows
+            session.connection,
+            chunks,
+            holds,
+            now_ns,
+            least_ttl_ns=session.lease_ttl_ns,
+            rows=rows,
+            set_group=set_group,
         )
         of_ranks = [self._directory.columns(of_rank) for of_rank in holds.values()]
         if session.layout.rank is None:
@@ -412,10 +463,12 @@ def holds_of(
     session: EngineSession, of: Lease | TicketHold | Taken, rank: int | None
 ) -> list[tuple[EngineSession, HoldId, int]]:
     """A rank's holds of a lease or ticket in the order of its rows: each group's session, its hold, and how many chunks that
-    has: the last ones of the hit. None where it has no such rank."""
+    has: the last ones of the hit. None where it has no such rank. Of a set one, of what is leased."""
     holds = cast("HoldsByRank", of.holds).get(rank, ()) if rank is not None else ()
     if not holds:
         return []
+    if not isinstance(of, TicketHold) and of.set_group is not None:
+        return [(session.parts[of.set_group], holds[0], of.rows)]
     return list(zip(session.parts, holds, counts_of(session, of.chunks), strict=True))
 
 

@@ -129,6 +129,9 @@ class SinglesPlace:
             if not made.states:
                 break
             rows.add_rows(made)
+        if own.layout.is_chained and first + len(rows.states) == len(self._keys):
+            # What is present, in the order of a set: its first chunk is used last.
+            self._directory.use_again(own.id, self._keys.packed, now_ns)
         return rows
 
     def take_holders(self) -> list[ReservationId]:

@@ -22,6 +22,8 @@ RENEWALS_MAX = 4096
 CLAIMS_MAX = 1024
 HOLDS_MAX = 4096  # of one lease: beyond, granting it would take longer than a turn
 SHARE_KEYS_MAX = 4096  # chunks in one Reserve of parts
+SET_KEYS_MAX = HOLDS_MAX  # chunks of a set, of all ranks, in one Acquire
+NO_LEVEL = 0xFF
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 CONNECTION_NAME_BYTES_MAX = 128
@@ -94,17 +96,22 @@ class Acquire:
     stand for it where every chunk is in DRAM, LEAF_CHUNKS_MAX at most: nothing where that is not so. `chunks` 0: as many as
     there are keys, of a layout without groups. `owner`: the name of a node that is asked for what is neither here nor known
     elsewhere; empty: none.
+
+    `set_of`: 0, or 1 + the number of a group of which `keys` are chunks, each alone, without a parent, SET_KEYS_MAX on all
+    ranks at most: what is there of them is leased. `chunks` is 0 then, and no owner is named.
     """
 
     KIND: ClassVar[int] = 10
     keys: bytes
     chunks: int = 0
     owner: str = ""
+    set_of: int = 0
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Leased:
-    """The leased chunks. `lease` 0: none. A scheduler's lease carries no offsets and no slots.
+    """The leased chunks. `lease` 0: none. A scheduler's lease carries no offsets and no slots. Of a set there is a row for each
+    key of a rank; what is not leased, or was named before, has level NO_LEVEL in it and zeros, and `chunks` counts the others.
 
     `offsets`: of the bytes in their region; `slots`: of the words of each slot in the index, the region in the upper half of a
     u64 and the slot's number in the lower one.

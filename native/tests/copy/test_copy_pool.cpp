@@ -133,6 +133,34 @@ TEST(the_lowest_failure_gives_the_reason) {
   expect_loaded(setting, *start_load(pool, setting.load_plan()), 2, LoadReason::CHECKSUM);
 }
 
+TEST(of_a_set_each_chunk_has_a_verdict_of_its_own) {
+  constexpr size_t CHUNKS = 11;
+  constexpr uint32_t EXTENTS = 4;
+  CopySetting setting(CHUNKS, EXTENTS, 5000, testing::seed());
+  CopyPool pool(2);
+  setting.extent(1, EXTENTS - 1)[7] ^= 1;
+  setting.extent(4, 0)[0] ^= 0x80;
+  LoadPlan plan = setting.load_plan();
+  plan.is_set = true;
+  plan.generations[2] += 1;
+  const auto job = start_load(pool, std::move(plan));
+  EXPECT(job->wait(LONG_S));
+  std::vector<LoadReason> expected(CHUNKS, LoadReason::COMPLETE);
+  expected[1] = expected[4] = LoadReason::CHECKSUM;
+  expected[2] = LoadReason::GONE;
+  EXPECT(job->reasons() == expected && job->reason() == LoadReason::COMPLETE);
+  for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (uint32_t extent = 0; extent < EXTENTS; ++extent) {
+      EXPECT(chunk == 2 || setting.holds(chunk, extent));
+    }
+  }
+  LoadPlan never = setting.load_plan();
+  never.is_set = true;
+  const LoadJob waiting(std::move(never));
+  EXPECT(waiting.reasons() == std::vector<LoadReason>(CHUNKS, LoadReason::CANCELLED));
+  pool.stop();
+}
+
 TEST(a_chunk_that_goes_during_the_load_is_not_reported) {
   for (int round = 0; round < 20; ++round) {
     CopySetting setting(64, 4, 20000, testing::seed());

@@ -124,3 +124,23 @@ TEST(field_boundaries_change_the_hash) {
   derive_root(two, sizeof(two), second);
   EXPECT(std::memcmp(first, second, HASH_BYTES) != 0);
 }
+
+TEST(a_named_key_is_a_chain_of_one_behind_the_hash_of_its_name) {
+  std::mt19937_64 random(testing::seed());
+  for (const size_t count : {size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{200}}) {
+    std::vector<uint8_t> names(count * HASH_BYTES);
+    for (uint8_t& byte : names) {
+      byte = static_cast<uint8_t>(random());
+    }
+    const uint8_t root[HASH_BYTES] = {3, 1};
+    std::vector<uint8_t> keys(names.size());
+    name_keys(root, names.data(), count, keys.data());
+    for (size_t index = 0; index < count; ++index) {
+      uint8_t leaf[HASH_BYTES];
+      uint8_t key[HASH_BYTES];
+      blake3_hash(plain_hash_key(), names.data() + index * HASH_BYTES, HASH_BYTES, leaf);
+      chain_keys(root, 1, leaf, 1, key);
+      EXPECT(std::memcmp(key, keys.data() + index * HASH_BYTES, HASH_BYTES) == 0);
+    }
+  }
+}

@@ -16,14 +16,14 @@ PlainSave save_of(uint32_t owner, uint64_t chunks, HoldId holder) {
   PlainSave save;
   save.owner = owner;
   save.chunks = chunks;
-  save.holder = holder;
+  save.holders = {holder};
   return save;
 }
 
 std::vector<HoldId> holders_of(const std::vector<PlainSave>& saves) {
   std::vector<HoldId> holders;
   for (const PlainSave& save : saves) {
-    holders.push_back(save.holder);
+    holders.push_back(save.holders.front());
   }
   return holders;
 }
@@ -53,7 +53,7 @@ TEST(saves_are_taken_out_by_number_owner_and_deadline) {
   EXPECT(saves.count_of(2) == 5 && saves.count_of(1) == 1 && saves.holders().size() == 4);
   EXPECT(saves.take_expired(TTL / 2 + 1).empty());
   EXPECT(holders_of(saves.take_expired(TTL / 2 + 2)) == std::vector<HoldId>({21}));
-  EXPECT(saves.take(first, 1)->holder == 10 && !saves.take(first, 1));
+  EXPECT(saves.take(first, 1)->holders.front() == 10 && !saves.take(first, 1));
   EXPECT(holders_of(saves.take_owner(2)) == std::vector<HoldId>({20, 22}));
   EXPECT(saves.take_owner(2).empty() && saves.count_of(2) == 2 && saves.size() == 0);
   EXPECT(saves.take_expired(10 * TTL).empty());

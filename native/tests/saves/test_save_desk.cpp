@@ -69,9 +69,35 @@ TEST(a_chain_is_reserved_and_committed_in_parts_with_its_token_ids) {
   EXPECT(desk.is_idle());
 }
 
+TEST(chunks_that_are_each_alone_are_one_save_with_a_state_for_each) {
+  Desk desk(6 * CHUNK);
+  for (const uint32_t group : {0U, 1U}) {
+    const uint64_t first = 10 * group;
+    const auto made = desk.reserve(run_of(0, 4, group), {first + 1, first + 2, first + 3, first + 2});
+    EXPECT(made && made->save != 0 && made->group == group && made->slots.generations.size() == 4);
+    auto states = all(SaveState::RESERVED, 4);
+    states[3] = static_cast<uint8_t>(SaveState::PENDING);  // it is named twice
+    EXPECT(made->slots.states == states);
+    EXPECT(desk.saves.count_of(5) == 1 && desk.saves.holders().size() == 3);
+    EXPECT(!desk.commit(made->save, 3, 3 * TOKENS));  // no token ids: nobody would know what comes before
+    EXPECT(desk.commit(made->save, 1)->states == all(SaveState::STORED, 1));
+    EXPECT(desk.pool.lookup({first + 1}) == 1 && desk.pool.lookup({first + 2}) == 0);
+    EXPECT(desk.commit(made->save, 2)->states == all(SaveState::STORED, 2));
+    EXPECT(!desk.commit(made->save, 1));
+    EXPECT(desk.is_idle());
+  }
+  // Of a chain's group the first key is used last, of others the last one: chunks go from the other end on.
+  EXPECT(desk.reserve(run_of(0, 3), {1, 2, 3})->slots.states == all(SaveState::PRESENT, 3));
+  EXPECT(desk.reserve(run_of(0, 3, 1), {11, 12, 13})->slots.states == all(SaveState::PRESENT, 3));
+  EXPECT(desk.pool.store({100}) == 1 && desk.pool.lookup({3}) == 0 && desk.pool.lookup({2}) == 1);
+  EXPECT(desk.pool.store({101}) == 1 && desk.pool.lookup({2}) == 0 && desk.pool.lookup({1}) == 1);
+  EXPECT(desk.pool.store({102}) == 1 && desk.pool.lookup({1}) == 0 && desk.pool.lookup({11}) == 1);
+  EXPECT(desk.pool.store({103}) == 1 && desk.pool.lookup({11}) == 0 && desk.pool.lookup({12}) == 1);
+  EXPECT(desk.is_idle());
+}
+
 TEST(other_requests_are_left_and_change_nothing) {
   Desk desk;
-  EXPECT(!desk.reserve(run_of(0, 1), {1}));        // no chain
   EXPECT(!desk.reserve(run_of(3, 1), {1}));        // no form
   EXPECT(!desk.reserve(run_of(1, 1, 1), {1}));     // a group of chunks alone
   EXPECT(!desk.reserve(run_of(1, 1, 2), {1}));     // no such group
@@ -101,7 +127,7 @@ TEST(other_requests_are_left_and_change_nothing) {
   EXPECT(!desk.commit(made->save, 1));  // its time is over
   EXPECT(desk.saves.size() == 1 && desk.pool.lookup({1}) == 0);
   for (const PlainSave& save : desk.saves.take_owner(5)) {
-    desk.pool.directory.end_reservation(save.holder, ++desk.pool.now);
+    desk.pool.directory.end_reservation(save.holders.front(), ++desk.pool.now);
   }
   EXPECT(desk.is_idle());
 }

@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "hash/key_hash.h"
 #include "shared_index/chunk_table.h"
 #include "tests/harness.h"
 
@@ -87,5 +88,55 @@ TEST(random_runs_agree_with_a_search_of_every_end) {
     for (size_t index = found - std::min(found, length); index < found; ++index) {
       EXPECT(tier_bit(static_cast<Tier>(levels[index])) == tiers[index]);
     }
+  }
+}
+
+TEST(a_probe_has_the_level_of_each_key_whatever_stands_before_it) {
+  Table table;
+  const uint8_t kinds[] = {0, tier_bit(Tier::DRAM), tier_bit(Tier::SSD), static_cast<uint8_t>(tier_bit(Tier::HBM) | tier_bit(Tier::DRAM)),
+                           static_cast<uint8_t>(tier_bit(Tier::DRAM) | tier_bit(Tier::SSD))};
+  const uint8_t levels[] = {0, 1, 2, 1, 1};
+  constexpr size_t COUNT = 200;
+  std::vector<uint8_t> expected(COUNT);
+  std::mt19937_64 random(testing::seed());
+  for (size_t id = 0; id < COUNT; ++id) {
+    const size_t kind = random() % (std::size(kinds) + 1);  // one more: not even an entry
+    if (kind < std::size(kinds)) {
+      table.put(id, kinds[kind]);
+      expected[id] = levels[kind];
+    }
+  }
+  std::vector<uint8_t> found(COUNT, 9);
+  table.reader->probe(packed(COUNT).data(), COUNT, found.data());
+  EXPECT(found == expected);
+  table.reader->probe(nullptr, 0, nullptr);
+}
+
+TEST(a_probe_by_names_has_the_slowest_of_the_ranks) {
+  Table table;
+  constexpr size_t COUNT = 130;
+  std::vector<uint8_t> names = packed(COUNT);
+  std::vector<uint8_t> roots(2 * HASH_BYTES, 1);
+  roots[HASH_BYTES] = 2;
+  std::vector<uint8_t> expected(COUNT);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    std::vector<uint8_t> keys(names.size());
+    name_keys(roots.data() + rank * HASH_BYTES, names.data(), COUNT, keys.data());
+    for (size_t id = 0; id < COUNT; ++id) {
+      const uint8_t level = id % 3 == 0 && rank == 1 ? 0 : static_cast<uint8_t>(id % 2 == rank ? 1 : 2);
+      if (level != 0) {
+        const ChunkKey key = ChunkKey::from_bytes(keys.data() + id * KEY_BYTES);
+        EXPECT(table.table.insert(key, RecordId(1), 1 + id, {DRAM_REGION, static_cast<uint32_t>(2 * id + rank)}));
+        table.table.set_tiers(key, tier_bit(static_cast<Tier>(level)));
+      }
+      expected[id] = id % 3 == 0 ? 0 : 2;
+    }
+  }
+  std::vector<uint8_t> found(COUNT, 9);
+  table.reader->probe_names(roots.data(), 2, names.data(), COUNT, found.data());
+  EXPECT(found == expected);
+  table.reader->probe_names(roots.data(), 1, names.data(), COUNT, found.data());
+  for (size_t id = 0; id < COUNT; ++id) {
+    EXPECT(found[id] == (id % 2 == 0 ? 1 : 2));
   }
 }

@@ -106,18 +106,17 @@ def test_skipped_blocks_are_not_written(shared: Shared) -> None:
         assert all(layer[:, 7].any() for layer in layers)
 
 
-def test_chunks_of_several_leases_are_loaded_at_once_into_host_memory_alone(shared: Shared) -> None:
-    """Their copies in the device tier would have to be asked for lease by lease."""
+def test_sets_are_in_host_memory_alone(shared: Shared) -> None:
+    """Each key has an answer of its own, which copies of layers on a device have not."""
     with shared.connect(LAYOUT) as pool:
-        keys = prompt(pool, 21, 1, tail=0)
-        store(pool, keys)
+        names = np.zeros((1, 32), np.uint8)
         engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         cache = pool.register(engine.arrays, 16, "kv_first")
-        leases = pool.separate.acquire(pool.separate.lookup([keys]))
         with pytest.raises(kv.InvalidArgument, match=r"cache is .* on a device, expected one in host memory"):
-            pool.separate.load(leases, cache, [[1, 2]])
-        assert pool.load(leases[0], cache, [1, 2]).wait().chunks == 1
-        pool.separate.release(leases)
+            pool.save_set(names, cache=cache, block_ids=[1, 2])
+        lease = pool.acquire_set(names)
+        with pytest.raises(kv.InvalidArgument, match=r"cache is .* on a device, expected one in host memory"):
+            pool.load_set(lease, cache=cache, block_ids=[1, 2])
 
 
 @in_both_write_modes

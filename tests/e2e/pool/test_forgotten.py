@@ -213,17 +213,14 @@ def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callabl
         wait_until(is_free, "the memory is free")
 
 
-def test_leases_of_many_chains_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:
-    chains = [prompt(pool, seed, 1) for seed in (1, 2, 3)]
-    for keys in chains:
-        store(pool, keys)
-    leases = pool.separate.acquire(pool.separate.lookup(chains))
-    held: list[object] = [*leases]
-    del leases
-    with pytest.warns(ResourceWarning, match="1 chunks.*never released") as warned:
+def test_a_lease_of_a_set_is_released(daemon: Daemon, pool: kv.Pool) -> None:
+    names = np.arange(96, dtype=np.uint8).reshape(3, 32)
+    assert pool.save_set(names, np.zeros((3, SMALL.chunk_bytes), np.uint8)).commit().stored == 3
+    held: list[object] = [pool.acquire_set(names)]
+    with pytest.warns(ResourceWarning, match="3 chunks.*never released") as warned:
         let_go(held)
-    assert len(warned) == 3
-    wait_until(lambda: daemon.stats()["leases"] == 0, "they have ended")
+    assert len(warned) == 1
+    wait_until(lambda: daemon.stats()["leases"] == 0, "it has ended")
 
 
 def test_what_a_forked_child_or_a_closed_pool_leaves_ends_nothing_and_warns_of_nothing(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvpool.clock import NS_PER_S
@@ -53,7 +54,7 @@ def test_a_lease_that_has_waited_is_renewed_when_its_load_begins(start_daemon: S
             assert begun.wait().reason == late.wait().reason == "complete"
 
 
-@pytest.mark.parametrize("verb", ["acquire", "acquire_each", "claim"])
+@pytest.mark.parametrize("verb", ["acquire", "acquire_set", "claim"])
 def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
     start_daemon: Start, asked: list[type], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -62,6 +63,8 @@ def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
     with start_daemon(server__lease_ttl="10m").connect() as pool:
         keys = prompt(pool, 1)
         store(pool, keys)
+        names, row = np.ones((1, 32), np.uint8), np.zeros((1, pool.layout.chunk_bytes), np.uint8)
+        assert pool.save_set(names, row).commit().stored == 1
         hit, call = pool.lookup(keys), Session.call
         with pool.acquire(hit) as issued:
             ticket = issued.ticket()
@@ -76,10 +79,11 @@ def test_a_lease_whose_answer_comes_late_is_renewed_when_its_load_begins(
                 if verb == "claim":
                     lease = pool.claim(ticket)
                 else:
-                    lease = pool.acquire(hit) if verb == "acquire" else pool._lease_fetcher.acquire_each([hit])[0]
+                    lease = pool.acquire(hit) if verb == "acquire" else pool.acquire_set(names)
             with lease:
                 assert lease.hold.renewal.has_passed()
-                begun, _ = begin_load(pool, lease)
+                is_set = verb == "acquire_set"
+                begun = pool.load_set(lease, row.copy()) if is_set else begin_load(pool, lease)[0]
                 wait_until(lambda: m.Renew in asked, "it is renewed", 30.0)
                 assert begun.wait().reason == "complete"
 

@@ -339,8 +339,7 @@ def test_a_cache_is_that_of_a_pool_with_the_same_model_and_layout(shared: Shared
                 for attempt in (
                     partial(pool.load, lease, cache, [0, 1]),
                     partial(pool.save, keys, cache, [0, 1]),
-                    partial(pool.separate.load, [lease], cache, [[0, 1]]),
-                    partial(pool.separate.save, [keys], cache, [[0, 1]], [()]),
+                    partial(pool.save_set, np.zeros((1, 32), np.uint8), cache=cache, block_ids=[0, 1]),
                 ):
                     with pytest.raises(kv.InvalidArgument, match=named):
                         attempt()

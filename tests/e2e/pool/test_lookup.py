@@ -20,7 +20,7 @@ from kvpool_client.verbs.lease_bound import chunks_held, chunks_named
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL
 from tests.rigs.layouts import CHUNK, DIVIDED, FULL, HYBRID, WINDOW, over
-from tests.rigs.payload import paged_layers, tokens_of
+from tests.rigs.payload import tokens_of
 from tests.rigs.prompts import CHUNKS, Ranks, assert_loads, assert_served, begin, load, prompt, store, whole_result
 from tests.rigs.runs.children import assert_in_child
 
@@ -211,13 +211,10 @@ def test_keys_of_another_pool_are_refused_unless_they_are_the_same_keys(
         foreign = other.keys(tokens_of(17, CHUNKS * CHUNK))
         hit = other.lookup(foreign)
         rows = np.zeros((len(foreign), SMALL.chunk_bytes), np.uint8)
-        cache = pool.register(paged_layers(SMALL, 4, 16, "kv_first"), block_tokens=16)
         for attempt in (
             lambda: pool.lookup(foreign),
             lambda: pool.acquire(hit),
-            lambda: pool.separate.acquire([hit]),
             lambda: pool.save(foreign, from_=rows),
-            lambda: pool.separate.save([foreign], cache, [[0, 1]], [()]),
             lambda: pool.is_being_saved(foreign, 0),
             lambda: pool.retain(foreign, [kv.TokenRange(0)]),
             lambda: pool.announce(foreign),
@@ -374,10 +371,9 @@ def test_a_lease_is_of_its_pool(ranks: Ranks, shared: Shared) -> None:
                 ("lease is of the Pool of 'model-.*' at /.*, expected one of the Pool of 'another' at /", other),
                 (r"lease is of another connection, the Pool of 'model-.*: acquire .*claim\(lease\.ticket\(\)\)", twin),
             ):
-                attempts = [partial(load, reader, lease)]
+                attempts: list[Callable[[], object]] = [partial(load, reader, lease), partial(reader.load_set, lease)]
                 if not ranks.layout.groups:
-                    attempts.append(partial(reader.leased_memory, lease))  # type: ignore[arg-type]
-                    attempts.append(partial(reader.separate.load, [lease], cast(Any, None), []))  # type: ignore[arg-type]
+                    attempts.append(partial(reader.leased_memory, lease))
                 for attempt in attempts:
                     with pytest.raises(kv.InvalidArgument, match=named):
                         attempt()

@@ -96,7 +96,6 @@ def test_chunks_that_are_only_hinted_at_are_a_miss_of_one_round_trip_and_are_sav
     lease = pool.acquire(hit)
     assert (lease.chunks, lease.hold.is_live, requests) == (0, False, ["keys"])
     assert pool.load(lease, into=np.zeros((0, SMALL.chunk_bytes), np.uint8)).wait().chunks == 0
-    assert not pool.separate.acquire([hit])[0].chunks
     assert store(pool, keys).stored == 4
     assert pool.lookup(keys).tiers.tolist() == [DRAM] * 4
     result, into = load_all(pool, keys)

@@ -1,23 +1,21 @@
 """Frames that SGLang's batches cost, and batches that are refused in part or meet a daemon without their state."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.states import Level
-from kvpool_client.key_chain import KeyChain
-from kvpool_client.separate_chunks import SeparateChunks
+from kvpool_client.named_keys import Names
 from kvpool_client.sglang import part_store
-from kvpool_client.verbs.finder import Finder
-from kvpool_client.verbs.lease import Lease
-from kvpool_client.verbs.load import Load
-from kvpool_client.verbs.results import Hit, LoadResult
+from kvpool_client.verbs.results import LoadResult
+from kvpool_client.verbs.set_load import SetLoad
 from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
@@ -46,32 +44,33 @@ class Steps:
         self.taken: list[tuple[str, int]] = []
         self.leased: list[int] = []
         self.released: list[int] = []
-        acquire, load, release = SeparateChunks.acquire, SeparateChunks.load, SeparateChunks.release
-        wait = Load.wait
+        acquire, load, release = kv.Pool.acquire_set, kv.Pool.load_set, kv.Lease.release
+        wait = SetLoad.wait
 
-        def acquired(separate: SeparateChunks, hits: Sequence[Hit]) -> list[Lease]:
-            leases = acquire(separate, hits)
-            self._note("acquire", len(leases))
-            self.leased += [lease.hold.id for lease in leases]
-            return leases
+        def acquired(pool: kv.Pool, keys: Names, group: int = 0) -> kv.Lease:
+            lease = acquire(pool, keys, group)
+            self._note("acquire", len(keys))
+            self.leased.append(lease.hold.id)
+            return lease
 
-        def loaded(separate: SeparateChunks, leases: Sequence[Lease], *rest: Any) -> Load:
-            self._note("load", len(leases))
-            return load(separate, leases, *rest)
+        def loaded(pool: kv.Pool, lease: kv.Lease, *rest: Any, **named: Any) -> SetLoad:
+            self._note("load", lease.chunks)
+            return load(pool, lease, *rest, **named)
 
-        def waited(load: Load, timeout_s: float | None = None) -> LoadResult:
+        def waited(load: SetLoad, timeout_s: float | None = None) -> LoadResult:
             if load._result is None:
                 self._note("wait", load.chunks)
             return wait(load, timeout_s)
 
-        def released(separate: SeparateChunks, leases: Sequence[Lease]) -> None:
-            self._note("release", len(leases))
-            self.released += [lease.hold.id for lease in leases]
-            release(separate, leases)
+        def released(lease: kv.Lease) -> None:
+            self._note("release", lease.chunks)
+            self.released.append(lease.hold.id)
+            release(lease)
 
-        for name, noted in (("acquire", acquired), ("load", loaded), ("release", released)):
-            monkeypatch.setattr(SeparateChunks, name, noted)
-        monkeypatch.setattr(Load, "wait", waited)
+        monkeypatch.setattr(kv.Pool, "acquire_set", acquired)
+        monkeypatch.setattr(kv.Pool, "load_set", loaded)
+        monkeypatch.setattr(kv.Lease, "release", released)
+        monkeypatch.setattr(SetLoad, "wait", waited)
 
     def _note(self, step: str, pages: int) -> None:
         if pages:
@@ -114,11 +113,11 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     frames.take()
     assert controller.backup(keys, range(PAGES)) == PAGES
     calls, notes = frames.take()
-    assert calls == [bm.Batch, bm.Batch]
+    assert calls == [m.Reserve, m.Commit]
     assert notes <= 2, "the other frames are usage reports"
     assert controller.prefetch(keys, range(PAGES)) == PAGES
     calls, notes = frames.take()
-    assert calls == [bm.Batch]
+    assert calls == [m.Acquire]
     assert notes <= 3
     wait_until(lambda: large.stats()["leases"] == 0, "the leases have ended")
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
@@ -139,12 +138,12 @@ def test_the_next_pages_are_leased_while_some_are_copied_and_all_are_released_fr
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
     assert steps.taken == [
         *[("acquire", 64), ("load", 64), ("acquire", 64), ("wait", 64)],
-        *[("load", 64), ("acquire", 64), ("wait", 64), ("release", 128)],
+        *[("load", 64), ("acquire", 64), ("wait", 64), ("release", 64), ("release", 64)],
         *[("load", 64), ("acquire", 28), ("wait", 64)],
-        *[("load", 28), ("wait", 28), ("release", 92)],
+        *[("load", 28), ("wait", 28), ("release", 28), ("release", 64)],
     ]
-    assert steps.released == [*steps.leased[127::-1], *steps.leased[:127:-1]]
-    assert frames.take()[0] == [bm.Batch] * 4
+    assert steps.released == [steps.leased[number] for number in (1, 0, 3, 2)]
+    assert frames.take()[0] == [m.Acquire] * 4
     assert controller.backend.counters()["loads"] == loads + 4
     wait_until(lambda: large.stats()["leases"] == 0, "the leases have ended")
 
@@ -155,19 +154,18 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
     controller, keys = start_sglang(large, HostPool(pages=40)), page_keys(5, 40)
     _filled(controller, keys)
     assert controller.backup(keys, range(40)) == 40
-    lookup = Finder.lookup
+    probe = kv.Pool.probe
 
-    def looked_up(finder: Finder, chain: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
-        hit = lookup(finder, chain, owner, is_counted=is_counted)
-        return replace(hit, levels=bytes([Level.PEER]) * hit.chunks)
+    def probed(pool: kv.Pool, keys: Names, *rest: Any, **named: Any) -> Names:
+        levels = probe(pool, keys, *rest, **named)
+        return np.where(levels > 0, np.uint8(Level.PEER), levels)
 
-    monkeypatch.setattr(Finder, "lookup_each", lambda *_, is_counted: [])
-    monkeypatch.setattr(Finder, "lookup", looked_up)
+    monkeypatch.setattr(kv.Pool, "probe", probed)
     steps = Steps(monkeypatch)
     assert controller.backend.batch_get_v1(keys[:30], controller.pool.slots(range(30))) == [True] * 30
     assert steps.taken == [
         *[("acquire", 12), ("load", 12), ("wait", 12)] * 2,
-        *[("acquire", 6), ("load", 6), ("wait", 6), ("release", 30)],
+        *[("acquire", 6), ("load", 6), ("wait", 6), ("release", 6), ("release", 12), ("release", 12)],
     ]
 
 
@@ -185,15 +183,14 @@ def test_pages_count_as_looked_up_once_though_they_are_loaded_later(daemon: Daem
     assert counted["usage.hit_rate"] == pytest.approx(4 / 5, abs=1e-3)
 
 
-def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(
+def test_pages_of_a_batch_are_one_save_of_a_connection(
     start_daemon: Callable[..., Daemon], start_sglang: Start
 ) -> None:
-    daemon = start_daemon(server__max_reservations=7)
+    daemon = start_daemon(server__max_reservations=1)
     controller, keys = start_sglang(daemon), page_keys(3, 16)
     _filled(controller, keys)
-    results = controller.backend.batch_set_v1(keys, controller.pool.slots(range(16)))
-    assert results == [True] * 7 + [False] * 9
-    assert controller.backend.batch_exists(keys) == 7
+    assert controller.backend.batch_set_v1(keys, controller.pool.slots(range(16))) == [True] * 16
+    assert controller.backend.batch_exists(keys) == 16
     assert daemon.problems() == []
 
 
@@ -213,7 +210,7 @@ class Expiring:
 
 def _late(controller: Controller) -> list[int]:
     counters = controller.backend.counters()
-    return [counters[f"late_{call}_pages"] for call in ("lookup", "load", "save")]
+    return [counters[f"late_{call}_pages"] for call in ("load", "save")]
 
 
 def test_pages_for_which_a_batch_has_no_time_are_counted(
@@ -226,16 +223,14 @@ def test_pages_for_which_a_batch_has_no_time_are_counted(
     _filled(controller, keys)
     assert controller.backup(keys[:40], range(40)) == 40
     assert controller.prefetch(keys, range(PAGES)) == 40
-    assert _late(controller) == [0, 0, 0], "a page that is not there is no late one"
+    assert _late(controller) == [0, 0], "a page that is not there is no late one"
     monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(1))
     assert store.save(keys, slots) == [False] * 32 + [True] * 16
-    assert _late(controller) == [0, 0, 32]
+    assert _late(controller) == [0, 32]
     monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(2))
     assert store.load(keys, slots) == [True] * 32 + [False] * 16
-    assert _late(controller) == [0, 16, 32]
-    monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(5))
-    assert store.present(keys) == [False] * 43 + [True] * 5
-    assert _late(controller) == [43, 16, 32]
+    assert _late(controller) == [16, 32]
+    assert store.present(keys) == [True] * 48
 
 
 def test_loads_of_a_backend_that_is_not_connected_are_counted_as_refused(

@@ -24,7 +24,7 @@ def body_of(request: object) -> bytes:
 
 
 LEAVES = body_of(m.Acquire(bytes(KEY_BYTES), m.LEAF_CHUNKS_MAX))
-MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400, 0, ""])
+MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400, 0, "", 0])
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "none": ([], "a batch has 0 requests, expected 1..256"),

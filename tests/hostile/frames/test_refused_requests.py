@@ -63,6 +63,15 @@ OF_PLAIN: dict[str, object] = {
     "a demote hint from before its keys on": m.Demote(key_of(1), -1),
     "a demote hint about too many keys": m.Demote(keys_of(0, TOO_MANY), 0),
     "a group that the layout has not": reserve_alone(1, KEY),
+    "a set of no keys": m.Acquire(b"", set_of=1),
+    "a set of half a key": m.Acquire(KEY[:-1], set_of=1),
+    "a set of too many keys": m.Acquire(keys_of(0, m.SET_KEYS_MAX + 1), set_of=1),
+    "a set of a group that the layout has not": m.Acquire(KEY, set_of=2),
+    "a set of a group before the first": m.Acquire(KEY, set_of=-1),
+    "a set of the last group that a number names": m.Acquire(KEY, set_of=(1 << 63) - 1),
+    "a set of a hit": m.Acquire(KEY, 1, set_of=1),
+    "a set of a node": m.Acquire(KEY, 0, "node", 1),
+    "a save of a set of too many keys": reserve_alone(0, keys_of(0, m.SET_KEYS_MAX + 1)),
 }
 TWO_OF_A_GROUP = m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)] * 2), keys_of(1, 2))
 OF_SHARES: dict[str, object] = {
@@ -75,6 +84,8 @@ OF_SHARES: dict[str, object] = {
 }
 OF_GROUPS: dict[str, object] = {
     "no chunks": m.Acquire(b"", 0),
+    "a set of a group behind the last": m.Acquire(KEY, set_of=4),
+    "a set of a window of half a key": m.Acquire(KEY[:-1], set_of=2),
     "no number of chunks": m.Acquire(keys_of(1, 3)),
     "leaves for an owner": m.Acquire(keys_of(1, 4), 3, "node"),
     "fewer than no chunks": m.Acquire(KEY, -1),

@@ -193,7 +193,14 @@ def test_each_class_with_a_life_names_its_threads(package: str) -> None:
 
 
 def test_the_help_of_a_lease_has_what_callers_do_with_it() -> None:
-    assert [name for name, _ in members_of(kvpool_client.Lease)] == ["cost_s", "ranges", "release", "ticket", "tiers"]
+    assert [name for name, _ in members_of(kvpool_client.Lease)] == [
+        "cost_s",
+        "held",
+        "ranges",
+        "release",
+        "ticket",
+        "tiers",
+    ]
 
 
 def test_a_public_name_is_one_thing_in_all_packages() -> None:

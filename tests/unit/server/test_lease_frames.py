@@ -124,6 +124,37 @@ def decoded(answers: bytes) -> list[tuple[int, int, list[Any]]]:
 
 
 @parametrize_layouts
+def test_the_answer_to_a_set_is_the_one_that_the_verb_gives(layout: Layout) -> None:
+    def check(setting: Setting) -> None:
+        for group, part in enumerate(setting.session.parts):
+            ranks = len(layout.ranks)
+            # Of a chain the first chunk alone has no parent; what is named again, or is not here, has an empty row.
+            of_rank = [keys_of(1000 * group + 100 * rank, 2) for rank in layout.ranks]
+            keys = b"".join(keys_of(5000, 1) + one + keys_of(5001, 1) + one[:KEY_BYTES] for one in of_rank)
+            request = m.Acquire(keys, set_of=group + 1)
+            by_verb = served(setting.pool.chains.acquire(setting.session, request))
+            answered = setting.serve(m.encode(request, 3), PLENTY_NS)
+            held = 1 if part.layout.is_chained else min(2, len(keys) // KEY_BYTES)
+            if ranks > 1:
+                assert answered is None, "a scheduler's are left to the verb"
+                assert by_verb.offsets == b""
+            else:
+                assert answered is not None
+                ((kind, sequence, values),) = decoded(answered[1])
+                assert (kind, sequence) == (m.Leased.KIND, 3)
+                at_once = m.Leased(*values)
+                assert replace(at_once, lease=by_verb.lease) == by_verb
+                setting.pool.leases.release(setting.session, at_once.lease)
+            assert len(by_verb.tiers) == 5
+            assert by_verb.tiers.count(m.NO_LEVEL) == 5 - by_verb.chunks
+            assert 0 < by_verb.chunks <= held
+            setting.pool.leases.release(setting.session, by_verb.lease)
+        assert setting.held == 0
+
+    in_pool(layout, check)
+
+
+@parametrize_layouts
 def test_an_answer_is_the_one_that_the_verb_gives(layout: Layout) -> None:
     def check(setting: Setting) -> None:
         for keys in (setting.keys, setting.leaves):

@@ -196,7 +196,6 @@ KEYS = keys_of(0, 2)
 ROOT = ReserveRun(0, RunForm.ROOT, 2)
 LEFT_TO_THE_VERBS = {
     "a share": reserve_chain(b"", KEYS, share=Share(0, 1, 0, 1)),
-    "chunks alone": m.Reserve(pack_runs([ReserveRun(0, RunForm.ALONE, 2)]), KEYS),
     "two runs": m.Reserve(pack_runs([ROOT, ReserveRun(1, RunForm.ROOT, 2)]), KEYS * 2),
     "no such group": m.Reserve(pack_runs([ReserveRun(1, RunForm.ROOT, 2)]), KEYS),
     "retention": reserve_chain(b"", KEYS, bytes([50, 50]), bytes(8)),

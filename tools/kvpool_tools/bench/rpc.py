@@ -1,6 +1,7 @@
 """`bench rpc`: acquire and release of 512 chunks, and hits of 8192 tokens (keys, lookup, acquire, release) of a plain layout,
 of a hybrid one with four groups and of a tensor-parallel rank's share, against a raw unix socket's round trip of as many bytes
-as the acquire's in the same run (see `echo.py`); and saves and commits, unless the daemon is a shared one.
+as the acquire's in the same run (see `echo.py`); a set of 64 chunks of 64 KiB, saved, leased and loaded, against memcpy of its
+rows; and saves and commits, unless the daemon is a shared one.
 
 All are taken in turn, in rounds. The daemon is not pinned to a core. Behind each acquire the lookup, the release and a request
 that waits for it are not timed; its CPU times have them. In the other rows a release falls into the next sample, which is how
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_client as kv
+import kvpool_native
 from kvpool.errors import KVPoolError
 from kvpool_tools.bench.commit import bench_commit
 from kvpool_tools.bench.daemon import MeasuredDaemon
@@ -25,6 +27,8 @@ from kvpool_tools.bench.measure import Bars, Rounds, timed_s
 
 ECHO, ACQUIRE, BOTH = "raw round trip", "acquire, 512 chunks", "acquire and release, 512 chunks"
 HIT, GROUPS_HIT, SHARE_HIT = "hit of 8192 tokens", "the same, 4 groups", "the same, a share of 2"
+SET_FLOOR = "memcpy, 64 rows of 64 KiB"
+SET_SAVE, SET_LEASE, SET_LOAD = "set of 64 rows, save", "the same, lease and release", "the same, load"
 # The floor of each row, and its bars: 0.3 to 0.6 of what earlier builds had on two cores of a Xeon.
 ROWS: dict[str, tuple[str, Bars]] = {
     ECHO: (ECHO, Bars()),
@@ -33,8 +37,14 @@ ROWS: dict[str, tuple[str, Bars]] = {
     HIT: (ECHO, Bars(us=60, times_floor=1.44)),
     GROUPS_HIT: (HIT, Bars(times_floor=1.3)),
     SHARE_HIT: (HIT, Bars(times_floor=1.3)),
+    SET_FLOOR: (SET_FLOOR, Bars()),
+    SET_SAVE: (SET_FLOOR, Bars()),
+    SET_LEASE: (ECHO, Bars(us=800)),
+    SET_LOAD: (SET_FLOOR, Bars()),
 }
 NO_TICKET = bytes(32)
+SET_KEYS = 64
+SET_LAYOUT = kv.Layout(layers=1, kv_heads=8, head_dim=128, dtype="bfloat16", chunk_tokens=16)
 HIT_TOKENS = 8192
 REQUEST_BYTES = 32 + 16
 ANSWER_BYTES = 512 * 17
@@ -78,6 +88,7 @@ def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], N
             name: (lambda engine=engine: [timed_s(partial(_hit, engine, some)) for _ in range(samples)])
             for name, engine in hits.items()
         }
+        calls |= _set_calls(stack.enter_context(connect(daemon, SET_LAYOUT)), samples)
         taken = Rounds(rounds, advance)
         taken.run(
             {ECHO: (lambda: raw.round_trips_s(samples), raw.cpu_seconds)}
@@ -103,6 +114,44 @@ def _stored(
     for pool in pools:
         store_zeros(pool, pool.keys(tokens))
     return pools[0]
+
+
+def _set_calls(pool: kv.Pool, samples: int) -> dict[str, Callable[[], list[float]]]:
+    """What is measured of a set: each sample saves new keys, the others lease and load what the last save has stored."""
+    chance = np.random.default_rng(4)
+    rows = chance.integers(0, 256, (SET_KEYS, SET_LAYOUT.chunk_bytes), dtype=np.uint8)
+    into = np.zeros_like(rows)
+    names = chance.integers(0, 256, (SET_KEYS, 32), dtype=np.uint8)
+
+    def save() -> None:
+        if pool.save_set(names, rows).commit().stored != SET_KEYS:
+            raise KVPoolError("a set was declined: the measured call proves nothing")
+
+    def save_anew() -> float:
+        names[:] = chance.integers(0, 256, names.shape, dtype=np.uint8)
+        return timed_s(save)
+
+    def lease() -> None:
+        with pool.acquire_set(names) as leased:
+            if leased.chunks != SET_KEYS:
+                raise KVPoolError(f"{leased.chunks} of {SET_KEYS} keys were leased: the measured call proves nothing")
+
+    def load_s() -> float:
+        with pool.acquire_set(names) as leased:
+            into.fill(0)
+            seconds = timed_s(lambda: pool.load_set(leased, into).wait())
+        if not np.array_equal(into, rows):
+            raise KVPoolError("wrong bytes: a set came back other than it was saved")
+        return seconds
+
+    few = max(1, samples // 10)
+    flat, copy = rows.reshape(-1), np.zeros(rows.size, np.uint8)
+    return {
+        SET_FLOOR: lambda: [timed_s(lambda: kvpool_native.copy_plain(copy, flat)) for _ in range(few)],
+        SET_SAVE: lambda: [save_anew() for _ in range(few)],
+        SET_LEASE: lambda: [timed_s(lease) for _ in range(samples)],
+        SET_LOAD: lambda: [load_s() for _ in range(few)],
+    }
 
 
 def _hit(pool: kv.Pool, tokens: npt.NDArray[np.int32]) -> None:

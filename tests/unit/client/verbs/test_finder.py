@@ -163,34 +163,6 @@ def test_a_chain_goes_on_with_other_nodes_chunks_and_then_with_the_stores() -> N
     assert hit.tiers[:6].tolist() == [DRAM] + [PEER] * 4 + [STORE]
 
 
-@pytest.mark.parametrize(
-    ("levels", "chunks"),
-    [
-        ([[1] * 18], [6, 6, 6]),
-        ([[1] * 11], [6]),
-        ([[1] * 5], []),
-        ([[1] * 7 + [PEER] + [1] * 10], [6]),
-        ([[PEER] + [1] * 17], []),
-        ([[1] * 18, [2] * 12], [6, 6]),
-        ([[1] * 18, [1] * 6 + [PEER] * 12], [6]),
-    ],
-)
-def test_a_lookup_of_many_chains_has_those_that_this_node_has_whole_on_all_ranks(
-    levels: list[list[int]], chunks: list[int]
-) -> None:
-    rig = Rig(SMALL, ranks=len(levels))
-    chains = [rig.keys(6, seed) for seed in range(3)]
-    for rank, tiers in enumerate(levels):
-        joined = KeyColumn(b"".join(chain.columns()[rank] for chain in chains))
-        rig.index.levels |= dict(zip(joined, tiers, strict=False))
-    hits = rig.finder.lookup_each(chains)
-    assert [hit.chunks for hit in hits] == chunks
-    slowest = [max(tiers) for tiers in zip(*levels, strict=False)]
-    assert [tier for hit in hits for tier in hit.tiers.tolist()] == slowest[: sum(chunks)]
-    assert [hit.keys for hit in hits] == chains[: len(chunks)]
-    assert rig.asked == [], "no request"
-
-
 @BOTH
 def test_nobody_is_asked_without_need_or_without_a_store(layout: Layout) -> None:
     rig = Rig(layout)

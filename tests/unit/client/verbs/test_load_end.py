@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import kvpool_client as kv
@@ -39,7 +40,7 @@ def test_a_load_that_several_threads_wait_for_ends_once() -> None:
     run, ended = EndedRun(), []
     loaded: Any = LoadedRun(range(3), 1, 1, run, LoadReason.COMPLETE)  # type: ignore[arg-type]  # it needs no layers
     begun = BegunLoad(
-        (),
+        SimpleNamespace(),  # type: ignore[arg-type]  # it asks no lease
         (loaded,),
         first_chunk=0,
         chunks=3,

@@ -1,0 +1,111 @@
+// Leases of sets: what is here of chunks that are each alone, in one hold and one answer, and what is left to others.
+#include <algorithm>
+#include <cstring>
+
+#include "leases/lease_desk.h"
+#include "leases/lease_frames.h"
+#include "saves/save_frames.h"
+#include "tests/directory_pool.h"
+#include "tests/harness.h"
+
+namespace {
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+constexpr uint64_t TTL = 1000;
+
+struct Setting {
+  explicit Setting(bool is_alone = true, uint64_t capacity = 16 * CHUNK)
+      : pool(capacity), desk(pool.directory, leases, ending, nullptr, {3, 1000, 100, 8, is_alone}) {
+    reader.groups.push_back({true, UINT64_MAX, {pool.owner}, {CHUNK}});
+    reader.groups.push_back({false, 2, {pool.directory.add_namespace()}, {CHUNK}});
+  }
+  std::optional<LeasedSet> lease(const std::vector<uint64_t>& ids, uint64_t group = 0) {
+    return desk.lease_set(reader, pack(ids), group, ++pool.now);
+  }
+  void release(const LeasedSet& set) {
+    const uint64_t id = set.lease->id;
+    EXPECT(!desk.release_leases(reader, {&id, 1}, ++pool.now));
+  }
+  Pool pool;
+  LeaseTable leases{TTL};
+  EndingHolds ending{pool.directory, 64, 4};
+  LeaseDesk desk;
+  Reader reader{5, HolderId(5), 0, {0}, false, true, {}};
+};
+
+std::vector<uint32_t> places(std::initializer_list<uint32_t> of) { return of; }
+
+}  // namespace
+
+TEST(what_is_here_of_a_set_is_leased_once_each_and_the_first_key_is_used_last) {
+  Setting setting;
+  for (const uint64_t id : range(1, 16)) {
+    setting.pool.store({id});
+  }
+  const auto set = setting.lease({9, 99, 3, 9, 5});
+  EXPECT(set && set->lease->chunks == 3 && set->lease->rows == 3 && set->lease->set_group == 0U && set->lease->holds.size() == 1);
+  EXPECT(set->places == places({4, 2, 0}));
+  const Columns columns = setting.desk.columns_of(setting.reader, *set->lease);
+  EXPECT(columns.levels == std::vector<uint8_t>(3, static_cast<uint8_t>(Tier::DRAM)));
+  const std::vector<uint64_t> generations{setting.pool.directory.place_of(key_of(5))->generation,
+                                          setting.pool.directory.place_of(key_of(3))->generation,
+                                          setting.pool.directory.place_of(key_of(9))->generation};
+  EXPECT(columns.generations == generations);
+  EXPECT(setting.pool.directory.stats().held == 3 && setting.leases.chunks_of(5) == 3 && setting.leases.verify().empty());
+  setting.release(*set);
+  EXPECT(setting.pool.directory.stats().held == 0 && setting.pool.is_sound());
+  for (const uint64_t id : range(100, 13)) {
+    setting.pool.store({id});
+  }
+  EXPECT(setting.pool.lookup({9}) == 1 && setting.pool.lookup({3}) == 1 && setting.pool.lookup({5}) == 1);
+  setting.pool.store({200});
+  EXPECT(setting.pool.lookup({5}) == 0 && setting.pool.lookup({3}) == 1);
+  setting.pool.store({201});
+  EXPECT(setting.pool.lookup({3}) == 0 && setting.pool.lookup({9}) == 1);
+  EXPECT(setting.pool.is_sound());
+}
+
+TEST(nothing_here_is_an_answer_and_chunks_behind_others_or_of_others_are_not_here) {
+  Setting setting;
+  setting.pool.store({1, 2});
+  const auto none = setting.lease({2, 77});
+  EXPECT(none && none->lease == nullptr && none->places.empty());
+  const auto of_another = setting.lease({1}, 1);
+  EXPECT(of_another && of_another->lease == nullptr);
+  const Reservation writing = setting.pool.reserve({5});
+  EXPECT(setting.lease({5})->lease == nullptr);
+  setting.pool.directory.end_reservation(writing.id, ++setting.pool.now);
+  EXPECT(setting.leases.size() == 0 && setting.pool.directory.stats().held == 0 && setting.pool.is_sound());
+}
+
+TEST(what_may_be_elsewhere_is_too_much_or_not_allowed_is_left_to_others) {
+  Setting setting;
+  setting.pool.store({1});
+  EXPECT(!setting.lease({}));
+  EXPECT(!setting.lease({1}, 2));
+  EXPECT(!setting.lease(range(1, 9)));  // more than is looked at at once
+  EXPECT(!setting.desk.lease_set(setting.reader, std::vector<uint8_t>(31), 0, 1));
+  setting.reader.is_scheduler = true;
+  EXPECT(!setting.lease({1}));
+  setting.reader.is_scheduler = false;
+  std::vector<LeasedSet> held;
+  for (int count = 0; count < 3; ++count) {
+    held.push_back(*setting.lease({1}));
+  }
+  EXPECT(!setting.lease({1}));  // all the leases that it may have
+  for (const LeasedSet& set : held) {
+    setting.release(set);
+  }
+  Setting beside_others(false);
+  beside_others.pool.store({1});
+  EXPECT(!beside_others.lease({1}));
+  Setting bounded;
+  bounded.pool.directory.shares().limit(1.5 / 16);
+  bounded.pool.store({1});
+  bounded.pool.store({2});
+  EXPECT(bounded.lease({1})->lease != nullptr);
+  EXPECT(!bounded.lease({1, 2}));
+  EXPECT(bounded.pool.is_sound());
+}

@@ -1,0 +1,455 @@
+"""Sets: chunks that an engine names each by a key of its own, without order and parents; every key has an answer of its own."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
+from tests.e2e.pool.conftest import Shared
+from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.layouts import over
+from tests.rigs.nodes.two_daemons import two_daemons
+from tests.rigs.payload import paged_layers, read_chunk
+from tests.rigs.prompts import Ranks, prompt, store
+from tests.rigs.sets import are_stored, found, load_set, names_of, rows_for, store_set
+
+DRAM_CHUNKS = 24
+CAPACITY = f"{DRAM_CHUNKS * SMALL.chunk_bytes}B"
+
+
+@in_both_write_modes
+@over()
+def test_a_set_of_each_group_has_the_right_bytes_by_key(ranks: Ranks) -> None:
+    for group in range(len(ranks.layout.group_layouts)):
+        names = names_of(*range(1, 8))
+        pool = ranks.first
+        assert found(pool, names, group) == [0] * 7
+        results = [store_set(each, names[:5], group) for each in ranks.pools]
+        assert results[-1].states == ("stored",) * 5
+        shuffled = names[[6, 3, 0, 5, 4, 2, 1]]
+        assert found(pool, shuffled, group) == [0, 1, 1, 0, 1, 1, 1]
+        for each in ranks.pools:
+            held, result = load_set(each, shuffled, group)
+            assert held == [False, True, True, False, True, True, True]
+            assert (result.chunks, result.reason) == (5, "complete")
+        assert store_set(pool, names[4:5], group).states in (("present",), ("part",))
+
+
+def test_a_key_names_what_keys_from_hashes_of_that_hash_names(shared: Shared) -> None:
+    with shared.connect() as pool:
+        name = names_of(77)
+        keys = pool.keys_from_hashes([name.tobytes()], block_tokens=SMALL.chunk_tokens)
+        assert pool.save(keys, from_=rows_for(pool, name)).commit().stored == 1
+        assert load_set(pool, name)[1].chunks == 1
+        twice = names_of(78)
+        assert store_set(pool, twice).stored == 1
+        assert pool.lookup(pool.keys_from_hashes([twice.tobytes()], block_tokens=SMALL.chunk_tokens)).chunks == 1
+
+
+def test_chunks_of_prompts_behind_others_and_of_other_salts_are_no_set(shared: Shared) -> None:
+    with shared.connect() as pool, shared.connect(salt=b"another") as salted:
+        names = names_of(1, 2)
+        assert store_set(pool, names).stored == 2
+        assert found(salted, names) == [0, 0]
+        assert load_set(salted, names)[0] == [False, False]
+        store(pool, prompt(pool, 1))
+        assert load_set(pool, np.frombuffer(prompt(pool, 1)[1], np.uint8).reshape(1, 32))[0] == [False]
+
+
+def test_a_key_that_is_named_twice_is_one_chunk(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names = names_of(1, 2, 1, 3, 2, 1)
+        result = store_set(pool, names[[0, 1, 2, 4]])
+        assert sorted(result.states) == ["present", "present", "stored", "stored"]
+        with pool.acquire_set(names) as lease:
+            assert lease.held.tolist() == [True, True, True, False, True, True]
+            assert (lease.chunks, len(lease.tiers)) == (5, 5)
+        assert load_set(pool, names)[1].states == ("complete",) * 3 + ("absent",) + ("complete",) * 2
+
+
+def test_an_empty_set_asks_nobody(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared.connect() as pool:
+        monkeypatch.setattr(Session, "call", lambda *_: pytest.fail("a request"))
+        names = np.empty((0, 32), np.uint8)
+        assert found(pool, names) == []
+        lease = pool.acquire_set(names)
+        assert (lease.chunks, lease.held.tolist(), lease.tokens, lease.cost_s) == (0, [], 0, 0.0)
+        assert pool.load_set(lease, np.empty((0, SMALL.chunk_bytes), np.uint8)).wait().states == ()
+        result = pool.save_set(names, np.empty((0, SMALL.chunk_bytes), np.uint8)).commit()
+        assert (result.states, result.stored) == ((), 0)
+
+
+def test_rows_may_be_addresses_or_blocks_of_a_cache(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names, size = names_of(1, 2, 3), SMALL.chunk_bytes
+        rows = rows_for(pool, names)
+        memory = [ctypes.create_string_buffer(rows[number].tobytes(), size) for number in (0, 1, 2)]
+        places = [ctypes.addressof(each) for each in memory]
+        assert pool.save_set(names, places).commit().stored == 3
+        into = np.zeros_like(rows)
+        with pool.acquire_set(names) as lease:
+            wanted = np.array([into[number].ctypes.data for number in range(3)], np.uint64)
+            assert pool.load_set(lease, wanted).wait().chunks == 3
+            assert np.array_equal(into, rows)
+            layers = paged_layers(SMALL, 6, 16, "kv_first")
+            cache = pool.register(layers, 16, "kv_first")
+            assert pool.load_set(lease, cache=cache, block_ids=[4, 5, 2, 3, 0, 1]).wait().chunks == 3
+        for number, blocks in enumerate(([4, 5], [2, 3], [0, 1])):
+            assert np.array_equal(read_chunk(layers, "kv_first", blocks, SMALL).reshape(-1), rows[number])
+        again = names_of(4, 5, 6)
+        assert pool.save_set(again, cache=cache, block_ids=[4, 5, 2, 3, 0, 1]).commit().stored == 3
+        with pool.acquire_set(again) as lease:
+            into[:] = 0
+            assert pool.load_set(lease, into).wait().chunks == 3
+        assert np.array_equal(into, rows)
+
+
+def test_a_flipped_bit_fails_its_key_alone_and_drops_its_chunk(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names = names_of(1, 2, 9, 3, 4, 2)
+        store_set(pool, names[[0, 1, 3, 4]])
+        rows = rows_for(pool, names)
+        into = np.zeros_like(rows)
+        with pool.acquire_set(names) as lease:
+            offset = int(np.frombuffer(lease.hold.leased.offsets, "<u8")[1])
+            assert lease.hold.session is not None
+            lease.hold.session.arena.view()[offset + 5] ^= 1
+            load = pool.load_set(lease, into)
+            result = load.wait()
+            assert result.states == ("complete", "checksum", "absent", "complete", "complete", "checksum")
+            assert (result.chunks, result.reason, load.chunks_so_far) == (3, "checksum", 3)
+            assert not load.wait_layer(0)
+            for number in (0, 3, 4):
+                assert np.array_equal(into[number], rows[number])
+        assert found(pool, names) == [1, 0, 0, 1, 1, 0]
+        assert pool.stats()["loads_checksum"] == 1
+        assert shared.daemon.stats()["checksum_failures"] >= 1
+
+
+def test_a_set_is_leased_by_one_request_loaded_by_one_job_and_saved_by_two(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[type] = []
+    call = Session.call
+
+    def noted(session: Session, request: object, *rest: object) -> object:
+        asked.append(type(request))
+        return call(session, request, *rest)  # type: ignore[arg-type]  # as it came
+
+    with shared.connect() as pool:
+        names = names_of(*range(40))
+        monkeypatch.setattr(Session, "call", noted)
+        assert store_set(pool, names).stored == 40
+        assert asked == [m.Reserve, m.Commit]
+        assert pool.probe(names).all()
+        assert asked == [m.Reserve, m.Commit], "a probe asks nobody"
+        assert load_set(pool, names)[1].chunks == 40
+        assert asked == [m.Reserve, m.Commit, m.Acquire]
+        assert (pool.stats()["loads"], pool.stats()["loaded_chunks"], "lookups" in pool.stats()) == (1, 40, False)
+        pool.probe(names_of(1, 2, 99), is_counted=True)
+        assert (pool.stats()["lookups"], pool.stats()["lookup_hit_chunks"]) == (1, 2)
+
+
+def test_two_clients_share_a_set_and_each_key_is_stored_once(shared: Shared) -> None:
+    with shared.connect() as one, shared.connect() as other:
+        names = names_of(*range(6))
+        first = one.save_set(names[:4], rows_for(one, names[:4]))
+        second = other.save_set(names, rows_for(other, names))
+        late = second.commit()
+        assert late.states == ("declined",) * 4 + ("stored",) * 2
+        assert [late.reason_of(number) for number in range(6)] == ["pending"] * 4 + [""] * 2
+        assert first.commit().states == ("stored",) * 4
+        with one.acquire_set(names) as lease:
+            assert lease.held.all()
+            assert load_set(other, names)[1].chunks == 6
+
+
+def test_what_does_not_fit_is_declined_by_key_and_what_is_leased_stays(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        held = names_of(*range(20))
+        assert store_set(pool, held).stored == 20
+        with pool.acquire_set(held) as lease:
+            assert lease.chunks == 20
+            result = store_set(pool, names_of(*range(100, 110)))
+            assert result.states == ("stored",) * 4 + ("declined",) * 6, "the first ones get the room"
+            assert set(result.reasons) == {"full"}
+            assert load_set(pool, held)[1].chunks == 20
+        assert store_set(pool, names_of(*range(200, 210))).stored == 10
+    assert daemon.problems() == []
+
+
+def test_a_set_is_evicted_from_its_last_key_on(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        assert store_set(pool, names_of(*range(DRAM_CHUNKS))).stored == DRAM_CHUNKS
+        assert store_set(pool, names_of(100, 101, 102)).stored == 3
+        assert are_stored(pool, range(DRAM_CHUNKS)) == [True] * 21 + [False] * 3
+        with pool.acquire_set(names_of(5, 6, 7, 8)):
+            pass  # used: 8 first, 5 last
+        assert store_set(pool, names_of(*range(200, 220))).stored == 20
+        assert are_stored(pool, range(21)) == [number in (5, 6, 7, 8) for number in range(21)]
+        store_set(pool, names_of(300, 301, 302, 303, 304))
+        assert are_stored(pool, [5, 6, 7, 8])[-1] is False
+    assert daemon.problems() == []
+
+
+def test_parents_order_eviction_and_are_no_part_of_the_key(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        # A prompt of 12 chunks in any order: each names the one before it; the first an absent one.
+        order = np.random.default_rng(5).permutation(12).tolist()
+        names = names_of(*[1000 + number for number in order])
+        parents = names_of(*[999 + number for number in order])
+        result = store_set(pool, names, parents=parents)
+        assert result.states == ("stored",) * 12
+        assert load_set(pool, names)[1].chunks == 12
+        with pool.acquire_set(names_of(*range(1000, 1012))):
+            pass
+        again = store_set(pool, names, parents=parents)
+        assert again.states == ("present",) * 12
+        assert store_set(pool, names_of(*range(DRAM_CHUNKS - 12))).stored == 12
+        gone = []
+        for number in range(6):
+            store_set(pool, names_of(5000 + number))
+            left = are_stored(pool, range(1000, 1012))
+            gone.append(left.index(False) if False in left else 12)
+            assert left == [True] * gone[-1] + [False] * (12 - gone[-1]), "from the end of the prompt on"
+        assert gone == [11, 10, 9, 8, 7, 6]
+        circle = names_of(7000, 7001)
+        assert store_set(pool, circle, parents=circle[::-1].copy()).stored == 2
+        assert load_set(pool, circle)[1].chunks == 2
+    assert daemon.problems() == []
+
+
+def test_states_and_retention_are_by_key_whatever_order_parents_make(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        store_set(pool, names_of(3))
+        names, parents = names_of(1, 2, 3, 4), names_of(2, 3, 4, 9)
+        kept = [kv.TokenRange(SMALL.chunk_tokens, 2 * SMALL.chunk_tokens, priority=90)]
+        with pool.save_set(names, rows_for(pool, names), parents, kept) as save:
+            result = save.commit()
+        assert result.states == ("stored", "stored", "present", "stored")
+        assert load_set(pool, names)[1].chunks == 4
+        assert store_set(pool, names_of(*range(100, 123))).stored == 23
+        assert are_stored(pool, [1, 2, 3, 4]) == [False, True, False, False], "the second key's priority is high"
+    assert daemon.problems() == []
+
+
+def test_chunks_on_disk_are_promoted_each_alone(start_daemon: Start, tmp_path: Path) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    daemon.wait_open()
+    with daemon.connect() as pool, daemon.admin() as admin:
+        names = names_of(*range(30))
+        assert store_set(pool, names[:20]).stored == 20
+        assert admin.demote_all(60.0)["left"] == 0
+        admin.flush(None, None, "dram")
+        assert store_set(pool, names[20:25]).stored == 5
+        mixed = names[[29, 0, 21, 7, 28, 3, 24, 19]]
+        assert found(pool, mixed) == [0, 2, 1, 2, 0, 2, 1, 2]
+        held, result = load_set(pool, mixed)
+        assert held == [False, True, True, True, False, True, True, True]
+        assert (result.chunks, result.reason) == (6, "complete")
+        wait_until(lambda: found(pool, mixed) == [0, 1, 1, 1, 0, 1, 1, 1], "they have landed")
+        assert load_set(pool, names)[1].chunks == 25
+        daemon.kill()
+        daemon.start()
+        daemon.wait_open()
+        wait_connected(pool)
+        wait_until(lambda: load_set(pool, names[:20])[1].chunks == 20, "they are found after a restart")
+    assert daemon.problems() == []
+
+
+def test_chunks_of_another_node_alone_are_pulled(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        names = names_of(*range(8))
+        assert store_set(there, names[:6]).stored == 6
+        wait_until(lambda: found(pool, names) == [3] * 6 + [0] * 2, "the hints have come")
+        assert store_set(pool, names[7:]).stored == 1
+        held, result = load_set(pool, names)
+        assert held == [True] * 6 + [False, True]
+        assert (result.chunks, result.reason) == (7, "complete")
+        assert here.stats()["peer.pulled_chunks"] == 6
+        owner.kill()
+        assert load_set(pool, names)[1].chunks == 7, "they are here now"
+
+
+def test_a_daemon_that_dies_in_between_is_a_miss_of_each_key(start_daemon: Start) -> None:
+    daemon = start_daemon()
+    with daemon.connect(timeout_s=20.0) as pool:
+        names = names_of(1, 2, 3)
+        rows = rows_for(pool, names)
+        store_set(pool, names)
+        lease = pool.acquire_set(names)
+        save = pool.save_set(names_of(4, 5), rows[:2])
+        daemon.kill()
+        wait_until(lambda: not pool.connected, "the client knows")
+        result = pool.load_set(lease, np.zeros_like(rows)).wait()
+        assert (result.states, result.reason) == (("disconnected",) * 3, "disconnected")
+        assert save.commit().states == ("declined",) * 2
+        assert found(pool, names) == [0] * 3
+        gone = pool.acquire_set(names)
+        assert (gone.chunks, gone.held.tolist()) == (0, [False] * 3)
+        assert pool.load_set(gone, np.zeros_like(rows)).wait().states == ("absent",) * 3
+        away = store_set(pool, names)
+        assert (away.states, dict(away.reasons)) == (("declined",) * 3, {"disconnected": 3})
+        lease.release()
+        daemon.start()
+        wait_connected(pool)
+        assert found(pool, names) == [0] * 3
+        assert store_set(pool, names).stored == 3
+        assert load_set(pool, names)[1].chunks == 3
+
+
+def test_a_released_or_expired_lease_loads_nothing_that_another_chunk_has_overwritten(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY, server__lease_ttl="1s")
+    with daemon.connect() as pool:
+        names = names_of(*range(DRAM_CHUNKS))
+        store_set(pool, names)
+        into = np.zeros((DRAM_CHUNKS, SMALL.chunk_bytes), np.uint8)
+        released = pool.acquire_set(names)
+        released.release()
+        released.release()
+        assert pool.load_set(released, into).wait().states == ("gone",) * DRAM_CHUNKS
+        expired = pool.acquire_set(names)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "it has expired")
+        assert store_set(pool, names_of(*range(100, 110))).stored == 10
+        result = pool.load_set(expired, into).wait()
+        assert set(result.states) == {"complete", "gone"}
+        assert result.states.count("gone") == 10
+        expected = rows_for(pool, names)
+        for number, state in enumerate(result.states):
+            assert state != "complete" or np.array_equal(into[number], expected[number])
+        expired.release()
+    assert daemon.problems() == []
+
+
+def test_what_was_evicted_since_the_probe_is_absent_and_the_rest_is_leased(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        names = names_of(*range(DRAM_CHUNKS))
+        store_set(pool, names)
+        assert found(pool, names) == [1] * DRAM_CHUNKS
+        store_set(pool, names_of(500, 501, 502, 503))
+        held, result = load_set(pool, names)
+        assert held == [True] * 20 + [False] * 4
+        assert (result.chunks, result.reason) == (20, "complete")
+
+
+def test_a_scheduler_probes_and_leases_over_all_ranks(shared: Shared) -> None:
+    parts = [replace(SMALL, rank=rank, world=2) for rank in (0, 1)]
+    whole = replace(SMALL, rank=None, world=2)
+    with shared.connect(parts[0]) as first, shared.connect(parts[1]) as second, shared.connect(whole) as scheduler:
+        names = names_of(1, 2, 3)
+        assert store_set(first, names).stored == 3
+        assert found(scheduler, names) == [0, 0, 0]
+        assert store_set(second, names[[0, 2]]).stored == 2
+        assert found(scheduler, names) == [1, 0, 1]
+        with scheduler.acquire_set(names) as lease:
+            assert lease.held.tolist() == [True, False, True]
+            assert lease.ticket() == b""
+            with pytest.raises(kv.InvalidArgument, match="rank=None"):
+                scheduler.load_set(lease, np.zeros((3, SMALL.chunk_bytes), np.uint8))
+
+
+def test_a_lease_of_a_set_is_no_lease_of_a_prompt(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names, keys = names_of(1), prompt(pool, 5)
+        store_set(pool, names)
+        store(pool, keys)
+        rows = np.zeros((1, SMALL.chunk_bytes), np.uint8)
+        with pool.acquire_set(names) as lease, pool.acquire(pool.lookup(keys)) as prompt_lease:
+            assert lease.ticket() == b""
+            for attempt in (partial(pool.load, lease, into=rows), partial(pool.leased_memory, lease)):
+                with pytest.raises(kv.InvalidArgument, match="load_set"):
+                    attempt()
+            with pytest.raises(kv.InvalidArgument, match="expected what acquire_set answered"):
+                pool.load_set(prompt_lease, rows)
+            assert prompt_lease.held.tolist() == [True] * prompt_lease.chunks
+            assert pool.load_set(lease, rows).wait().chunks == 1
+
+
+def _bad_arguments(pool: Any, lease: kv.Lease) -> dict[str, tuple[Callable[[], object], str]]:
+    good, rows = names_of(1, 2), np.zeros((2, SMALL.chunk_bytes), np.uint8)
+    bad: dict[str, tuple[object, str]] = {
+        "a list": ([b"x" * 32], "keys is list"),
+        "31 bytes": (np.zeros((2, 31), np.uint8), r"keys is uint8 \[2, 31\]"),
+        "one axis": (np.zeros(32, np.uint8), r"keys is uint8 \[32\]"),
+        "words": (np.zeros((2, 32), np.int64), "keys is int64"),
+        "gaps": (np.zeros((4, 32), np.uint8)[::2], "with gaps"),
+    }
+    calls: dict[str, tuple[Callable[[], object], str]] = {}
+    for name, (keys, word) in bad.items():
+        calls[f"probe of {name}"] = partial(pool.probe, keys), word
+        calls[f"acquire of {name}"] = partial(pool.acquire_set, keys), word
+        calls[f"save of {name}"] = partial(pool.save_set, keys, rows), word
+    calls["another group"] = partial(pool.probe, good, 1), "group is 1"
+    calls["no group"] = partial(pool.acquire_set, good, -1), "group is -1"
+    calls["too many"] = partial(pool.acquire_set, np.zeros((4097, 32), np.uint8)), "4097, expected at most 4096"
+    calls["parents of fewer"] = partial(pool.save_set, good, rows, names_of(1)), r"parents is uint8 \[1, 32\]"
+    calls["parents in a list"] = partial(pool.save_set, good, rows, [None]), "parents is list"
+    calls["rows of fewer"] = partial(pool.save_set, good, rows[:1]), "1 rows, expected 2"
+    calls["rows of another size"] = partial(pool.save_set, good, rows[:, :-1].copy()), "bytes"
+    calls["addresses of fewer"] = partial(pool.save_set, good, [4096]), "1 addresses, expected 2"
+    calls["address 0"] = partial(pool.save_set, good, np.zeros(2, np.uint64)), "begin at 0"
+    calls["no rows"] = partial(pool.save_set, good), "either cache and block_ids"
+    calls["load of fewer rows"] = partial(pool.load_set, lease, rows[:1]), "1 rows, expected 2"
+    calls["load without rows"] = partial(pool.load_set, lease), "either cache and block_ids"
+    calls["no lease"] = partial(pool.load_set, None, rows), "lease is NoneType"
+    calls["save of too many"] = partial(pool.save_set, np.zeros((4097, 32), np.uint8), rows), "at most 4096"
+    calls["retention"] = partial(pool.save_set, good, rows, None, [3]), "retention"
+    return calls
+
+
+def test_mistakes_are_named_at_the_call(shared: Shared) -> None:
+    with shared.connect() as pool:
+        store_set(pool, names_of(1, 2))
+        with pool.acquire_set(names_of(1, 2)) as lease:
+            for name, (attempt, word) in _bad_arguments(pool, lease).items():
+                with pytest.raises(kv.InvalidArgument, match=word):
+                    pytest.fail(f"{name}: {attempt()}")
+            assert load_set(pool, names_of(1, 2))[1].chunks == 2
+
+
+def test_quotas_bound_what_sets_hold(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY, dram__connection_quota="0.25", server__max_leases="3")
+    with daemon.connect() as pool, daemon.connect() as other:
+        for first in range(0, DRAM_CHUNKS, 6):
+            store_set(pool, names_of(*range(first, first + 6)))
+        with other.acquire_set(names_of(23)), pool.acquire_set(names_of(*range(DRAM_CHUNKS))) as lease:
+            held = lease.held.tolist()
+            assert 0 < sum(held) < DRAM_CHUNKS
+            assert held == sorted(held, reverse=True), "the first ones are leased"
+        leases = [pool.acquire_set(names_of(number)) for number in range(4)]
+        assert [one.chunks for one in leases] == [1, 1, 1, 0]
+        for one in leases:
+            one.release()
+    assert daemon.problems() == []
+
+
+def test_a_hundred_sets_leave_nothing_held(start_daemon: Start) -> None:
+    daemon: Daemon = start_daemon(dram__capacity=CAPACITY)
+    chance = np.random.default_rng(3)
+    with daemon.connect() as pool, daemon.connect() as other:
+        for _ in range(100):
+            names = names_of(*chance.integers(0, 60, int(chance.integers(1, 12))).tolist())
+            each = pool if chance.random() < 0.5 else other
+            if chance.random() < 0.5:
+                save = each.save_set(names, rows_for(each, names))
+                if chance.random() < 0.8:
+                    save.commit()
+                else:
+                    save.abort()
+            else:
+                assert load_set(each, names)[1].reason == "complete"
+        wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["reservations"] == 0, "nothing is under way")
+    assert daemon.problems() == []
