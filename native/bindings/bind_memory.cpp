@@ -84,7 +84,7 @@ nb::bytes probe(const IndexView& index, const nb::bytes& roots, const Names& nam
   {
     const GilReleasedOver released(n * KEY_BYTES);
     index.probe_names(static_cast<const uint8_t*>(roots.data()), roots.size() / KEY_BYTES, names.data(), n,
-                      reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(levels.ptr())));
+                      reinterpret_cast<uint8_t*>(PyBytes_AsString(levels.ptr())));
   }
   return levels;
 }
