@@ -465,11 +465,6 @@ class Directory:
     def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
         """Leaves a hold its leading chunks."""
 
-    def use_again(self, namespace: int, keys: bytes, now_ns: int) -> None:
-        """
-        What is here of these chunks without a parent counts as used, the first one last.
-        """
-
     def hold_chain(self, namespaces: Sequence[int], leaves: bytes, chunks: int, holder: int | None, now_ns: int) -> list[int]:
         """
         Holds, on each rank, the chain of so many chunks that ends in its key of `leaves`, counted for a holder; none unless all of
@@ -503,11 +498,11 @@ class Directory:
         The same for its last `limit` chunks: how many they are; fewer: it has ended.
         """
 
-    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> Reserved:
+    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_kept: bool = False) -> Reserved:
         """
         Slots for the keys from `first` on; parent b"" is the root. `holder`: whom it counts for, see `affordable`. Fewer
         states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`
-        goes on.
+        goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written.
         """
 
     def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_run: bool = False) -> Reserved:

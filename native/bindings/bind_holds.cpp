@@ -24,14 +24,14 @@ const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
 }
 
 Reserved reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
-                  uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait) {
+                  uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait, bool is_kept) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const uint8_t* const packed = keys_from(keys, first);
   return reserved(directory.reserve(known_namespace(directory, owner), ClassId(size_class), key_or_none(parent), packed,
                                          keys.size() / KEY_BYTES - first, now_ns, holder ? HolderId(*holder) : HolderId(),
-                                         {limit, may_wait}));
+                                         {limit, may_wait, false, is_kept}));
 }
 
 Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
@@ -117,12 +117,6 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           "holds"_a, "How many leading chunks of each hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
       .def(
-          "use_again",
-          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns) {
-            self.use_again(known_namespace(self, owner), {packed_keys(keys), keys.size()}, now_ns);
-          },
-          "namespace"_a, "keys"_a, "now_ns"_a, "What is here of these chunks without a parent counts as used, the first one last.")
-      .def(
           "hold_chain",
           [](Directory& self, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t chunks, std::optional<uint32_t> holder,
              uint64_t now_ns) {
@@ -197,10 +191,10 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
       .def_ro("slots", &Reserved::slots, "As in `HoldColumns`, u64; anything where declined.");
   directory
       .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false,
+           "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false, "is_kept"_a = false,
            "Slots for the keys from `first` on; parent b\"\" is the root. `holder`: whom it counts for, see `affordable`. Fewer\n"
            "states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`\n"
-           "goes on.")
+           "goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written.")
       .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
            "may_wait"_a = false, "is_run"_a = false, 
            "The same for keys that follow a reservation's last chunk. `is_run`: no other reservation's chunk is to be between those\n"

@@ -99,8 +99,6 @@ class Directory {
   // has what is not here.
   [[nodiscard]] std::optional<HeldSet> hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
                                                 uint64_t now_ns = 0);
-  // The chunks with these keys that are here without a parent count as used now, the first one last. What others hold does too.
-  void use_again(NamespaceId owner, std::span<const uint8_t> keys, uint64_t now_ns) noexcept;
   // One hold in place of several on chunks without a parent, of one namespace, which counts for whom the first one does. 0 where one
   // is unknown.
   [[nodiscard]] HoldId join_holds(const std::vector<HoldId>& holds);
@@ -316,7 +314,7 @@ class Directory {
   void keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& checksums, HolderId holder);
   void note_chain(ReservationState& state, size_t from) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
-  void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
+  void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, bool is_kept, uint64_t now_ns);
   [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state,
                                  bool is_promotion = false) noexcept;
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,

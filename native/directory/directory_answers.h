@@ -129,10 +129,11 @@ struct ReserveBounds {
   size_t limit = SIZE_MAX;  // chunks
   bool may_wait = false;    // stop before a chunk that would be NOT_READY
   bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
+  bool is_kept = false;     // it holds what is there or written by others until it is ended, though nothing is to be written
 };
 
 struct Reservation {
-  HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
+  HoldId id = 0;  // 0: there is nothing to end
   std::vector<uint8_t> states;
   std::vector<uint64_t> offsets;      // 0 where declined
   std::vector<uint64_t> generations;  // 0 where declined

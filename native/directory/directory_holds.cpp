@@ -385,16 +385,6 @@ std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const ui
   return held;
 }
 
-void Directory::use_again(NamespaceId owner, std::span<const uint8_t> keys, uint64_t now_ns) noexcept {
-  for (size_t index = keys.size() / KEY_BYTES; index-- > 0;) {
-    const RecordId id = find_record(ChunkKey::from_bytes(keys.data() + index * KEY_BYTES));
-    if (id.valid() && records_[id].owner == owner && !records_[id].parent.valid() && records_[id].state == ChunkState::READY) {
-      add_hold(id);
-      end_holds({&id, 1}, now_ns);
-    }
-  }
-}
-
 HoldId Directory::join_holds(const std::vector<HoldId>& holds) {
   const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
   if (holds.empty() || !std::all_of(holds.begin(), holds.end(), is_known)) {

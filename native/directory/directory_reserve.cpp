@@ -26,7 +26,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
   } else {
     answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
   }
-  finish_reserve(std::move(state), claim, answer, n, now_ns);
+  finish_reserve(std::move(state), claim, answer, bounds.is_kept || answer.states.size() < n, now_ns);
   return answer;
 }
 
@@ -179,10 +179,9 @@ void Directory::complete(Reservation& answer) noexcept {
   }
 }
 
-void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns) {
+void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, bool is_kept, uint64_t now_ns) {
   complete(answer);
-  const bool is_whole = answer.states.size() == n;
-  if (state.records.empty() || (is_whole && state.written.empty())) {
+  if (state.records.empty() || (state.written.empty() && !is_kept)) {
     end_holds(state.records, now_ns);  // nothing to write: what is present was merely touched
     return;
   }

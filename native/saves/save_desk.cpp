@@ -48,7 +48,7 @@ std::optional<MadeSave> SaveDesk::reserve(const SaveWriter& writer, std::span<co
   PlainSave save{0, writer.connection, run.group, {}, run.form != ALONE, 0, 0, 0};
   MadeSave made{0, run.group, reserve_run(writer, group, parent, own, save, now_ns)};
   if (made.slots.states.size() < run.chunks) {
-    end_slots(save, !group.is_chain, now_ns);  // the next chunk has to wait for room
+    end_slots(save.holders, !group.is_chain, now_ns);  // the next chunk has to wait for room
     return std::nullopt;
   }
   if (reuse_ != nullptr) {
@@ -64,7 +64,7 @@ std::optional<MadeSave> SaveDesk::reserve(const SaveWriter& writer, std::span<co
   if (save.chunks > 0) {
     made.save = saves_.add(std::move(save), now_ns);
   } else {
-    end_slots(save, !group.is_chain, now_ns);  // what is present was merely touched
+    end_slots(save.holders, !group.is_chain, now_ns);  // what is present was merely touched
   }
   return made;
 }
@@ -84,9 +84,11 @@ Reservation SaveDesk::reserve_run(const SaveWriter& writer, const WriterGroup& g
     return made;
   }
   Reservation rows;
+  std::vector<HoldId> present;  // held until all are placed: none is evicted for another one of the set
   for (size_t index = 0; index < chunks; ++index) {
     const Reservation made =
-        directory_.reserve(group.owner, group.size_class, std::nullopt, keys.data() + index * KEY_BYTES, 1, now_ns, holder, {1, true});
+        directory_.reserve(group.owner, group.size_class, std::nullopt, keys.data() + index * KEY_BYTES, 1, now_ns, holder,
+                           {.limit = 1, .may_wait = true, .is_kept = true});
     if (made.states.empty()) {
       break;
     }
@@ -94,22 +96,21 @@ Reservation SaveDesk::reserve_run(const SaveWriter& writer, const WriterGroup& g
       save.holders.push_back(made.id);
       ++save.chunks;
     } else if (made.id != 0) {
-      directory_.end_reservation(made.id, now_ns);
+      present.push_back(made.id);
     }
     rows.states.push_back(made.states.front());
     rows.offsets.push_back(made.offsets.front());
     rows.generations.push_back(made.generations.front());
   }
-  if (group.is_chain && save.chunks < rows.states.size()) {
-    directory_.use_again(group.owner, keys.first(rows.states.size() * KEY_BYTES), now_ns);  // what is present, in the order of a set
-  }
+  end_slots(present, !group.is_chain, now_ns);  // it was merely touched
   return rows;
 }
 
-void SaveDesk::end_slots(const PlainSave& save, bool is_last_newest, uint64_t now_ns) {
-  const size_t count = save.holders.size();
+// In the order of a set: the first one becomes the newest, or the last one.
+void SaveDesk::end_slots(std::span<const HoldId> holders, bool is_last_newest, uint64_t now_ns) {
+  const size_t count = holders.size();
   for (size_t index = 0; index < count; ++index) {
-    directory_.end_reservation(save.holders[is_last_newest ? index : count - 1 - index], now_ns);
+    directory_.end_reservation(holders[is_last_newest ? index : count - 1 - index], now_ns);
   }
 }
 
@@ -138,7 +139,7 @@ std::optional<CommittedChunks> SaveDesk::commit(const SaveWriter& writer, uint64
   CommittedChunks made{found->group, publish(*found, count, group.extents, {tokens, scope}, now_ns)};
   if (is_last) {
     const PlainSave ended = *saves_.take(save, writer.connection);
-    end_slots(ended, !group.is_chain, now_ns);
+    end_slots(ended.holders, !group.is_chain, now_ns);
   } else {
     saves_.note_committed(save, count);
   }

@@ -82,7 +82,7 @@ class SaveDesk {
   [[nodiscard]] Reservation reserve_run(const SaveWriter& writer, const WriterGroup& group, const std::optional<ChunkKey>& parent,
                                         std::span<const uint8_t> keys, PlainSave& save, uint64_t now_ns);
   [[nodiscard]] std::vector<uint8_t> publish(const PlainSave& save, size_t count, size_t extents, PackedIds ids, uint64_t now_ns);
-  void end_slots(const PlainSave& save, bool is_last_newest, uint64_t now_ns);
+  void end_slots(std::span<const HoldId> holders, bool is_last_newest, uint64_t now_ns);
 
   std::vector<uint32_t> sums_;  // of the request that is served
 };

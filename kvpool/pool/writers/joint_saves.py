@@ -17,6 +17,7 @@ complete than was published at once.
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from itertools import groupby, takewhile
 from typing import NamedTuple
@@ -134,10 +135,18 @@ class JointSaves:
         return part
 
     def place(
-        self, part: Part, own: Namespace, parent: bytes, keys: KeyColumn, *, now_ns: int, may_wait: bool
+        self,
+        part: Part,
+        own: Namespace,
+        parent: bytes,
+        keys: KeyColumn,
+        *,
+        now_ns: int,
+        may_wait: bool,
+        present: deque[ReservationId] | None = None,
     ) -> Placed:
         """Reserve the part's extents of the chunks that follow `parent`, of those where nobody has them: a row for each key, or
-        fewer where (if it may) it must wait for room."""
+        fewer where (if it may) it must wait for room. `present`: gets reservations that hold what is there already."""
         placed = Placed()
         while len(placed) < len(keys) and not placed.is_closed:
             above, rest = keys.before(len(placed), parent), keys[len(placed) :]
@@ -147,7 +156,9 @@ class JointSaves:
                 continue
             if found is not None:
                 self._join(part, found, above, rest, placed=placed, now_ns=now_ns)
-            elif self._reserve(part, own, above, rest, placed=placed, now_ns=now_ns, may_wait=may_wait):
+            elif self._reserve(
+                part, own, above, rest, placed=placed, now_ns=now_ns, may_wait=may_wait, present=present
+            ):
                 break
         if placed.is_closed:
             placed.fill(len(keys))
@@ -289,6 +300,7 @@ class JointSaves:
         placed: Placed,
         now_ns: int,
         may_wait: bool,
+        present: deque[ReservationId] | None,
     ) -> bool:
         """Slots for chunks that no chain has: of a new chain, or of the one that they follow. Whether it must wait for room."""
         before = self._chains.find(own.id, above)
@@ -306,7 +318,14 @@ class JointSaves:
                 chain = made = None
         if made is None:
             made = self._directory.reserve(
-                own.id, own.size_class, above, asked.packed, now_ns, part.owner, may_wait=may_wait
+                own.id,
+                own.size_class,
+                above,
+                asked.packed,
+                now_ns,
+                part.owner,
+                may_wait=may_wait,
+                is_kept=present is not None,
             )
         for row in _rows_of(asked, made):
             if row.state == SaveState.RESERVED:
@@ -323,7 +342,10 @@ class JointSaves:
             if dropped is not None:
                 self._expire(dropped.chain, now_ns)  # the directory has it no more: it would have what precedes it
         if chain is None and made.id:
-            self._directory.end_reservation(made.id, now_ns)  # what is present was merely touched
+            if present is not None:
+                present.append(ReservationId(made.id))
+            else:
+                self._directory.end_reservation(made.id, now_ns)  # what is present was merely touched
         return len(made.states) < len(asked)
 
     def _room_for(self, part: Part, own: Namespace, keys: KeyColumn) -> int:

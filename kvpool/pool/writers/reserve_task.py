@@ -85,7 +85,11 @@ class ReserveTask:
         return (b"".join(columns) for columns in zip(*self._rows, strict=True))
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
-        """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
+        """Reserve the next part; behind the last one, let go what is there already: with its retention, in the order of its
+        use. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
+        if self._run == len(self.runs):
+            self.latest = ReservedPart(self.runs[-1], KeyColumn(b""), b"")
+            return self._let_go(now_ns)
         run, first = self.runs[self._run], self._first
         most = save_chunks(is_part=run.is_part, is_chain=run.form is not RunForm.ALONE)
         chunks = len(run.keys)
@@ -110,7 +114,10 @@ class ReserveTask:
             return Step.WAIT
         if self._first == chunks:
             self._run, self._first = self._run + 1, 0
-        return Step.MORE if self._run < len(self.runs) else Step.DONE
+        return Step.MORE if self._run < len(self.runs) else self._let_go(now_ns)
+
+    def _let_go(self, now_ns: int) -> Step:
+        return Step.DONE if all(run.place.let_go(now_ns) for run in self.runs) else Step.MORE
 
     def give_up(self, now_ns: int) -> None:
         """End what no reservation was made of."""

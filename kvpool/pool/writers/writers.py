@@ -158,7 +158,9 @@ class Writers:
         is_chain = run.form is not RunForm.ALONE
         if run.share is not None:
             part = self.joint_saves.begin_part(run.session, run.share)
-            return PartPlace(self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part)
+            return PartPlace(
+                self._directory, self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part
+            )
         if not is_chain:
             return SinglesPlace(self._directory, self._ending_reservations, own, run.keys, holder=holder)
         return ChainPlace(

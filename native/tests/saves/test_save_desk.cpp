@@ -96,6 +96,27 @@ TEST(chunks_that_are_each_alone_are_one_save_with_a_state_for_each) {
   EXPECT(desk.is_idle());
 }
 
+TEST(what_is_present_of_a_set_is_evicted_for_no_other_chunk_of_it) {
+  for (const uint32_t group : {0U, 1U}) {
+    Desk desk(6 * CHUNK);
+    EXPECT(desk.commit(desk.reserve(run_of(0, 3, group), {1, 2, 3})->save, 3)->states == all(SaveState::STORED, 3));
+    EXPECT(desk.pool.store({100, 101}) == 2);
+    const Hold held = desk.pool.acquire({100, 101});
+    EXPECT(held.chunks == 2);
+    const auto made = desk.reserve(run_of(0, 5, group), {1, 2, 3, 4, 5});  // room for one more
+    auto states = all(SaveState::PRESENT, 5);
+    states[3] = static_cast<uint8_t>(SaveState::RESERVED);
+    states[4] = static_cast<uint8_t>(SaveState::FULL);
+    EXPECT(made && made->slots.states == states);
+    EXPECT(desk.commit(made->save, 1)->states == all(SaveState::STORED, 1));
+    for (const uint64_t id : std::vector<uint64_t>{1, 2, 3, 4}) {
+      EXPECT(desk.pool.lookup({id}) == 1);
+    }
+    EXPECT(desk.pool.directory.release(held.id, ++desk.pool.now));
+    EXPECT(desk.is_idle());
+  }
+}
+
 TEST(other_requests_are_left_and_change_nothing) {
   Desk desk;
   EXPECT(!desk.reserve(run_of(3, 1), {1}));        // no form

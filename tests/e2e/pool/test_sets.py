@@ -15,7 +15,7 @@ from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
-from tests.rigs.layouts import over
+from tests.rigs.layouts import CASES, over
 from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import paged_layers, read_chunk
 from tests.rigs.prompts import Ranks, prompt, store
@@ -199,6 +199,77 @@ def test_a_set_is_evicted_from_its_last_key_on(start_daemon: Start) -> None:
         assert are_stored(pool, range(21)) == [number in (5, 6, 7, 8) for number in range(21)]
         store_set(pool, names_of(300, 301, 302, 303, 304))
         assert are_stored(pool, [5, 6, 7, 8])[-1] is False
+    assert daemon.problems() == []
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("is_retained", [False, True])
+@pytest.mark.parametrize("name", ["plain", "windows"])
+def test_a_set_that_is_present_is_used_in_its_order(start_daemon: Start, name: str, is_retained: bool) -> None:
+    layout, count, more = CASES[name].layout, 300, 20
+    size = layout.group_layouts[0].chunk_bytes
+    daemon = start_daemon(dram__capacity=f"{count * size}B")
+    with daemon.connect(layout, timeout_s=60.0) as pool:
+        order = np.random.default_rng(7).permutation(count).tolist()
+        for first in range(0, count, 30):
+            assert store_set(pool, names_of(*order[first : first + 30])).stored == 30
+        names = names_of(*range(count))
+        kept = [kv.TokenRange(0, count * layout.chunk_tokens, priority=35)] if is_retained else []
+        with pool.save_set(names, rows_for(pool, names), None, kept) as save:
+            assert save.commit().states == ("present",) * count
+        assert store_set(pool, names_of(*range(1000, 1000 + more))).stored == more
+        left = [True] * (count - more)
+        expected = left + [False] * more if layout.group_layouts[0].is_chained else [False] * more + left
+        assert are_stored(pool, range(count)) == expected
+    assert daemon.problems() == []
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("name", ["plain", "windows", "hybrid", "heads", "divided"])
+def test_what_a_save_calls_present_is_evicted_for_nothing_of_it(start_daemon: Start, name: str) -> None:
+    case = CASES[name]
+    for group, part in enumerate(case.layout.group_layouts):
+        daemon = start_daemon(dram__capacity=f"{400 * part.chunk_bytes}B")
+        with Ranks(case, partial(daemon.connect, timeout_s=60.0)) as ranks:
+            names = names_of(*range(480))
+            for first in range(0, 480, 30):
+                for pool in ranks.pools:
+                    store_set(pool, names[first : first + 30], group)
+            room = sum(map(bool, found(ranks.first, names, group)))
+            assert 80 < room < 480
+            daemon.kill()
+            daemon.start()
+            for pool in ranks.pools:
+                wait_connected(pool)
+            head = room * 3 // 4
+            for first in range(0, head, 30):
+                for pool in ranks.pools:
+                    store_set(pool, names[first : min(first + 30, head)], group)
+            assert all(found(ranks.first, names[:head], group))
+            results = [store_set(pool, names[: room + 20], group) for pool in ranks.pools]
+            for result in results:
+                assert result.states[:head] == ("present",) * head
+            there = [state in ("present", "stored") for state in results[-1].states]
+            assert [level > 0 for level in found(ranks.first, names[: room + 20], group)] == there
+            assert sum(there) == room or len(ranks.pools) > 1
+            assert results[-1].reasons
+        assert daemon.problems() == []
+
+
+def test_what_is_leased_by_another_leaves_the_tail_of_a_set_without_room(start_daemon: Start) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool, daemon.connect() as other:
+        theirs, names = names_of(*range(500, 512)), names_of(*range(24))
+        assert store_set(other, theirs).stored == 12
+        with other.acquire_set(theirs):
+            assert store_set(pool, names[:12]).stored == 12
+            result = store_set(pool, names)
+            assert result.states == ("present",) * 12 + ("declined",) * 12
+            assert dict(result.reasons) == {"full": 12}
+            assert are_stored(pool, range(24)) == [True] * 12 + [False] * 12
+            late = store_set(pool, names[::-1].copy())
+            assert late.states == ("stored",) * 12 + ("declined",) * 12, "the first ones get the room"
+            assert are_stored(pool, range(24)) == [False] * 12 + [True] * 12
     assert daemon.problems() == []
 
 
