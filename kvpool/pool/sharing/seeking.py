@@ -28,5 +28,7 @@ class Seeking:
         keys = columns.keys_of_each(request.counts, request.keys, namespaces=len(namespaces), keys_max=sk.SEEK_KEYS_MAX)
         if self._store is None or session.is_peer or not request.timeout_s > 0:
             return sk.Sought(bytes(sum(len(column) for column in keys)), self._remember_s)
-        there = await self._store.find_readable(list(zip(namespaces, keys, strict=True)), request.timeout_s)
+        there = await self._store.find_readable(
+            list(zip(namespaces, keys, strict=True)), request.timeout_s, are_alone=request.are_alone
+        )
         return sk.Sought(there, self._remember_s)

@@ -9,7 +9,8 @@ SEEK_KEYS_MAX = 4096  # of all groups and ranks
 @dataclass(slots=True, unsafe_hash=True)
 class Seek:
     """Which of these chunks the shared store has: of every group and rank so many, one after the other. Of a chain they follow
-    chunks that are known, and it is not asked for those behind one that it is known to lack.
+    chunks that are known, and it is not asked for those behind one that it is known to lack; of a set, where the keys
+    `are_alone`, it is asked for each.
 
     `counts`: u32, how many keys of each namespace of the connection, by group and rank; SEEK_KEYS_MAX in all at most.
 
@@ -20,6 +21,7 @@ class Seek:
     counts: bytes
     keys: bytes
     timeout_s: float
+    are_alone: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)

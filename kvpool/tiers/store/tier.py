@@ -160,11 +160,15 @@ class StoreTier:
         """Whether `publish` would start something."""
         return self.is_usable and self._publishing_chunks < PUBLISHED_CHUNKS_MAX
 
-    async def find_readable(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
+    async def find_readable(
+        self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float, *, are_alone: bool = False
+    ) -> bytes:
         """For each of these chunks 1 where the store has it and it can be read now, else 0, as far as is known after this time
-        and `answer_timeout` at most. One question at most; of a chain not for what follows a chunk that it is known to lack."""
+        and `answer_timeout` at most. One question at most; of a chain not for what follows a chunk that it is known to lack,
+        unless the chunks `are_alone`."""
         can_read = [self._transfers.fits(self._form_of(namespace)) for namespace, _ in columns]
-        await self._learn([column for column, may in zip(columns, can_read, strict=True) if may], timeout_s)
+        readable = [column for column, may in zip(columns, can_read, strict=True) if may]
+        await self._learn(readable, timeout_s, are_alone=are_alone)
         now_ns, is_usable = self._clock.now_ns(), self.is_usable
         pairs = zip(columns, can_read, strict=True)
         return bytes(
@@ -271,7 +275,9 @@ class StoreTier:
             form = self._forms[namespace.id] = ObjectForm(namespace)
         return form
 
-    async def _learn(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> None:
+    async def _learn(
+        self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float, *, are_alone: bool
+    ) -> None:
         """Ask for those of these chunks of which nothing is known, and wait for the answer while there is time."""
         now_ns = self._clock.now_ns()
         unknown: list[bytes] = []
@@ -282,7 +288,7 @@ class StoreTier:
                 is_there = self._presence.of(key, now_ns)
                 if is_there is None:
                     unknown.append(key)
-                elif not is_there and namespace.layout.is_chained:
+                elif not is_there and namespace.layout.is_chained and not are_alone:
                     break
             names += [form.name_of(key) for key in unknown[first:]]
         may_ask = unknown and self.is_usable and self._questions < QUESTIONS_MAX

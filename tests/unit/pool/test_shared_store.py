@@ -53,9 +53,13 @@ class Node:
 
     async def seek(self, keys: list[bytes]) -> int:
         """How many leading chunks the store seems to have."""
-        seek = sk.Seek(np.array([len(keys)], "<u4").tobytes(), b"".join(keys), 60.0)
+        return ((await self.seek_each(keys, are_alone=False)) + b"\0").index(0)
+
+    async def seek_each(self, keys: list[bytes], *, are_alone: bool) -> bytes:
+        """Which chunks the store seems to have, 1 for each."""
+        seek = sk.Seek(np.array([len(keys)], "<u4").tobytes(), b"".join(keys), 60.0, are_alone)
         answer = await self.pool.pool.sharing.seeking.seek(self.pool.session, seek)
-        return (answer.there + b"\0").index(0)
+        return answer.there
 
     async def load(self, keys: list[bytes]) -> int:
         """Seek and load a chain: how many chunks have the right bytes."""
@@ -110,6 +114,17 @@ async def test_the_store_is_not_asked_for_what_follows_a_chunk_that_it_lacks(sha
         assert await second.seek(KEYS[:8]) == 5
         assert await second.seek(KEYS) == 5
         assert second.counted("queries") == 1
+
+
+async def test_the_store_is_asked_for_chunks_alone_that_follow_one_that_it_lacks(shared: SharedDirectory) -> None:
+    await publish(shared, KEYS[:5])
+    async with Node(shared, "store.publish=off", "store.miss_ttl=60s") as second:
+        absent = KEYS[7:8]
+        assert await second.seek_each(absent, are_alone=True) == bytes([0])
+        assert await second.seek_each(absent + KEYS[:5], are_alone=False) == bytes(6), "of a chain nothing follows it"
+        assert second.counted("queries") == 1
+        assert await second.seek_each(absent + KEYS[:5], are_alone=True) == bytes([0, 1, 1, 1, 1, 1])
+        assert second.counted("queries") == 2
 
 
 async def test_a_chain_is_continued_from_the_store_behind_what_is_here(shared: SharedDirectory) -> None:
