@@ -175,6 +175,17 @@ def as_index(name: str, value: int, most: int) -> int:
     return int(value)
 
 
+def as_group(group: int | None, groups: range) -> int:
+    """Which of these groups is meant: the first one where none is named. Raises InvalidArgument for any other."""
+    if group is None:
+        return groups.start
+    if not is_index(group, groups.stop - 1) or group < groups.start:
+        alone = len(groups) == 1
+        expected = f"{groups.start}, the only one" if alone else f"{groups.start}..{groups.stop - 1}"
+        raise InvalidArgument(f"group is {group!r}, expected {expected}")
+    return int(group)
+
+
 def as_entries(name: str, given: Iterable[Any]) -> tuple[Any, ...]:
     """The entries of a sequence. Raises InvalidArgument for what is none."""
     try:

@@ -23,8 +23,9 @@ from kvpool_client.connection.peer_pace import FIRST_PEER_PACE
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
+from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import Namespace
-from kvpool_client.named_keys import NamedKeys, Names, ancestors_first, wrong_names
+from kvpool_client.named_keys import NamedKeys, Names, ancestors_first, check_names
 from kvpool_client.retention import NO_RETENTION, RetentionColumns, plan_retention
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.load_starter import LoadStarter
@@ -34,6 +35,7 @@ from kvpool_client.verbs.set_hold import SetHold, check_set_answer
 from kvpool_client.verbs.set_load import SetLoad
 
 Levels = npt.NDArray[np.uint8]
+ADDRESS_MAX = (1 << 63) - 1
 _NO_LEVEL = bytes([m.NO_LEVEL])
 
 
@@ -67,7 +69,8 @@ class ChunkSets:
 
     def probe(self, names: Names, group: int, *, asks_store: bool, is_counted: bool) -> Levels:
         """See `Pool.probe`."""
-        found = self._probe(names, group, asks_store=asks_store)
+        check_names("keys", names)
+        found = self._probe(names, self._as_group(group), asks_store=asks_store)
         if is_counted:
             self._counters.count_lookup(len(found), found[found > 0].tobytes())
         return found
@@ -76,11 +79,8 @@ class ChunkSets:
         roots = self._roots_of(group)
         session = self._link.session
         if session is None:
-            return np.zeros(len(NamedKeys.of(names, roots, group)), np.uint8)
-        try:
-            levels = session.index.probe(roots, names)
-        except TypeError as error:
-            raise wrong_names("keys", names) from error
+            return np.zeros(len(names), np.uint8)
+        levels = session.index.probe(roots, names)
         found: Levels = np.frombuffer(levels, np.uint8)
         if asks_store and session.welcome.has_store and 0 in levels:
             return self._with_store(session, found, NamedKeys.of(names, roots, group))
@@ -88,6 +88,7 @@ class ChunkSets:
 
     def acquire(self, names: Names, group: int) -> Lease:
         """See `Pool.acquire_set`."""
+        group = self._as_group(group)
         keys = self._keys_of(names, group)
         count, session = len(keys), self._link.session
         asked_ns = MonotonicClock.now_ns()
@@ -126,37 +127,45 @@ class ChunkSets:
         block_ids: object,
     ) -> Save:
         """See `Pool.save_set`."""
+        group = self._as_group(group)
         keys = self._keys_of(names, group)
         count = len(keys)
         columns = plan_retention(retention, chunks=count, chunk_tokens=self._namespace.layout.chunk_tokens)
         blocks = self._blocks(group, count, rows, cache=cache, block_ids=block_ids, is_load=False)
-        order = None if parents is None else ancestors_first(names, parents)
-        if order is not None:
-            keys = NamedKeys(KeyColumn(keys.columns()[group]).chosen(order).packed, group=group, ranks=1)
-            blocks = EngineBlocks(blocks.view, blocks.block_ids.reshape(count, -1)[order].reshape(-1), blocks.cache)
+        order = range(count) if parents is None else ancestors_first(names, parents)
+        named, places = list(KeyColumn(keys.columns()[group])), None
+        if len(set(named)) < count or not isinstance(order, range):
+            firsts: dict[bytes, int] = {}  # the first chunk of each key, which stands for all of them
+            for at in order:
+                firsts.setdefault(named[at], at)
+            numbers, chosen = {key: number for number, key in enumerate(firsts)}, list(firsts.values())
+            places = [numbers[key] for key in named]
+            keys = NamedKeys(KeyColumn.of(firsts).packed, group=group, ranks=1)
+            blocks = EngineBlocks(blocks.view, blocks.block_ids.reshape(count, -1)[chosen].reshape(-1), blocks.cache)
             if columns is not NO_RETENTION:
-                columns = RetentionColumns(columns.priorities[order], columns.durations_ms[order])
-        return self._save_starter.begin_save(self._save_starter.plan_set(keys, columns, blocks, order))
+                columns = RetentionColumns(columns.priorities[chosen], columns.durations_ms[chosen])
+        return self._save_starter.begin_save(self._save_starter.plan_set(keys, columns, blocks, places))
 
     def _roots_of(self, group: int) -> bytes:
-        """The roots of a group's ranks. Raises InvalidArgument."""
+        """The roots of a group's ranks."""
         roots, joined = self._joined
         if roots is not (current := self._roots()):
             firsts = range(0, len(current), self._ranks)
             joined = [b"".join(current[first : first + self._ranks]) for first in firsts]
             self._joined = current, joined
-        return joined[group if type(group) is int and 0 <= group < len(joined) else self._index_of(group, joined)]
+        return joined[group]
 
     def _keys_of(self, names: Names, group: int) -> NamedKeys:
         """The keys of a set. Raises InvalidArgument."""
-        keys, most = NamedKeys.of(names, self._roots_of(group), group), m.SET_KEYS_MAX // self._ranks
-        if len(keys) > most:
-            raise InvalidArgument(f"keys are {len(keys)}, expected at most {most} in a set")
-        return keys
+        check_names("keys", names)
+        most = m.SET_KEYS_MAX // self._ranks
+        if len(names) > most:
+            raise InvalidArgument(f"keys are {len(names)}, expected at most {most} in a set")
+        return NamedKeys.of(names, self._roots_of(group), group)
 
-    @staticmethod
-    def _index_of(group: int, joined: Sequence[bytes]) -> int:
-        return as_index("group", group, len(joined) - 1)
+    def _as_group(self, group: int) -> int:
+        """The number of a group, whatever integer it is given as. Raises InvalidArgument."""
+        return as_index("group", group, len(self._sides) - 1)
 
     def _ask(self, session: Session, keys: NamedKeys, count: int) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
@@ -178,7 +187,7 @@ class ChunkSets:
         side = self._sides[group]
         addresses = _addresses_in(rows) if cache is None and block_ids is None else None
         if addresses is None:
-            return side.blocks(cache, block_ids, rows, chunks=count, is_load=is_load)
+            return side.blocks(cache, block_ids, rows, chunks=count, is_load=is_load, is_set=True)
         if len(addresses) != count:
             raise InvalidArgument(f"rows are {len(addresses)} addresses, expected {count}, one for each key")
         return side.rows_at(addresses, is_load=is_load)
@@ -195,7 +204,7 @@ class ChunkSets:
             counts[keys.group * self._ranks : (keys.group + 1) * self._ranks] = len(sought)
             packed = b"".join(column.chosen(sought.tolist()).packed for column in of_ranks)
             try:
-                answer = session.call(sk.Seek(counts.tobytes(), packed, self._timeout_s / 2), sk.Sought)
+                answer = session.call(sk.Seek(counts.tobytes(), packed, self._timeout_s / 2, are_alone=True), sk.Sought)
                 if packed_bytes(len(answer.there)) != len(packed):
                     raise ProtocolError(f"there has {len(answer.there)} bytes, expected {len(packed)} / 32")
             except KVPoolError as error:
@@ -207,10 +216,16 @@ class ChunkSets:
 
 
 def _addresses_in(rows: object) -> npt.NDArray[np.int64] | None:
-    """Addresses of rows; None for anything else."""
+    """Addresses of rows; None for what is no list, no tuple and no array of one axis of words. Raises InvalidArgument."""
     if isinstance(rows, np.ndarray):
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.dtype.itemsize < np.dtype(np.int64).itemsize:
             return None
-    elif not isinstance(rows, (list, tuple)) or not all(type(one) is int and 0 < one < 1 << 63 for one in rows):
+        given = rows.tolist()
+    elif isinstance(rows, (list, tuple)):
+        given = rows
+    else:
         return None
-    return np.array(rows, np.int64)
+    for number, one in enumerate(given):
+        if not is_index(one, ADDRESS_MAX) or not one:
+            raise InvalidArgument(f"rows[{number}] is {one!r:.80}, expected the address of a row")
+    return np.array(given, np.int64)

@@ -28,12 +28,8 @@ class NamedKeys:
 
     @classmethod
     def of(cls, names: Names, roots: bytes, group: int) -> "NamedKeys":
-        """The keys of names [keys, 32] behind the root of each rank. Raises InvalidArgument."""
-        try:
-            packed = kvpool_native.name_keys(roots, names)
-        except TypeError as error:
-            raise wrong_names("keys", names) from error
-        return cls(packed, group=group, ranks=keys_in(roots))
+        """The keys of names behind the root of each rank. REQUIRES: `check_names`."""
+        return cls(kvpool_native.name_keys(roots, names), group=group, ranks=keys_in(roots))
 
     def __len__(self) -> int:
         return keys_in(self.packed) // self._ranks
@@ -43,25 +39,31 @@ class NamedKeys:
         return (*[b""] * self.group, self.packed[: packed_bytes(len(self))])
 
 
-def wrong_names(name: str, given: object) -> InvalidArgument:
-    """What is wrong with what is no C-contiguous array of names."""
-    found = f"{given.dtype} {list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
-    if isinstance(given, np.ndarray) and given.dtype == np.uint8 and given.shape[1:] == (KEY_BYTES,):
-        found += " with gaps or in another order"
-    return InvalidArgument(f"{name} is {found}, expected a C-contiguous array of uint8 [keys, {KEY_BYTES}]")
+def check_names(name: str, given: object) -> None:
+    """Check that these are names: only an array of numpy, because native code reads other buffers by strides that some do not
+    have. Raises InvalidArgument."""
+    found = type(given).__name__
+    if isinstance(given, np.ndarray):
+        found = f"{given.dtype} {list(given.shape)}"
+        if given.dtype == np.uint8 and given.shape[1:] == (KEY_BYTES,):
+            if given.flags.c_contiguous:
+                return
+            found += " with gaps or in another order"
+    raise InvalidArgument(f"{name} is {found}, expected a C-contiguous numpy array of uint8 [keys, {KEY_BYTES}]")
 
 
-def ancestors_first(names: Names, parents: Names) -> Sequence[int] | None:
-    """The chunks of a set in an order that has each behind its parent, where that is in the set; None where they stand so.
-    What goes round in a circle is cut somewhere. Raises InvalidArgument for parents that are no names."""
-    is_right = isinstance(parents, np.ndarray) and parents.dtype == np.uint8 and parents.shape == names.shape
-    if not is_right or not parents.flags.c_contiguous:
-        raise wrong_names("parents", parents)
+def ancestors_first(names: Names, parents: Names) -> Sequence[int]:
+    """The chunks of a set in an order that has each behind its parent, where that is in the set: as they are where they stand
+    so. Of those with one name the first stays before the others. What goes round in a circle is cut somewhere. Raises
+    InvalidArgument for parents that are no names, or not one for each."""
+    check_names("parents", parents)
     count = len(names)
+    if len(parents) != count:
+        raise InvalidArgument(f"parents are {len(parents)}, expected {count}, one for each key")
     places = {key: at for at, key in reversed(list(enumerate(KeyColumn(names.tobytes()))))}
     parent_of = [places.get(key, -1) for key in KeyColumn(parents.tobytes())]
     if all(parent < at for at, parent in enumerate(parent_of)):
-        return None
+        return range(count)
     order: list[int] = []
     is_placed = bytearray(count)
     for first in range(count):

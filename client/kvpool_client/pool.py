@@ -485,8 +485,8 @@ class Pool:
         """Copy what is leased of a set into engine memory; returns at once. The result has a state for each key.
 
         Memory of the host: `rows`, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of as
-        many bytes each (integers; they must stay); or the blocks of each key in a `cache`. A row that is not loaded is
-        undefined where its key was leased, and else untouched. Raises InvalidArgument as `load` does.
+        many bytes each (integers; they must stay), none of which overlap; or the blocks of each key in a `cache`. A row that is
+        not loaded is undefined where its key was leased, and else untouched. Raises InvalidArgument as `load` does.
         """
         return self._sets.load(lease, rows, cache=cache, block_ids=block_ids)
 
@@ -503,10 +503,11 @@ class Pool:
     ) -> Save:
         """Reserve slots for the chunks of a set and copy, as `save` does: its result has a state for each key, in their order.
 
-        `rows`, or `cache` and `block_ids`: as of `load_set`, one for each key. `parents`: the key before each in its prompt,
-        uint8 [keys, 32], zeros for none; they are no part of the keys and need not be stored, and have the chunks of a prompt
-        that are in the set evicted from its end on. Without them the set is evicted from its last key on. `retention`: its
-        ranges count tokens of the rows, one behind the other. Raises InvalidArgument.
+        `rows`, or `cache` and `block_ids`: as of `load_set`, one for each key, of which several may be the same memory. A key
+        that is named again is saved once, from its first row, and `present` where that is stored. `parents`: the key before
+        each in its prompt, uint8 [keys, 32], zeros for none; they are no part of the keys and need not be stored, and have the
+        chunks of a prompt that are in the set evicted from its end on. Without them the set is evicted from its last key on.
+        `retention`: its ranges count tokens of the rows, one behind the other. Raises InvalidArgument.
         """
         return self._sets.save(keys, rows, parents, retention, group=group, cache=cache, block_ids=block_ids)
 

@@ -104,9 +104,9 @@ def describe_layers(
     return geometry
 
 
-def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tuple[int, int]:
-    """`(address, chunks)` of a C-contiguous uint8 array [chunks, chunk_bytes]. Raises InvalidArgument on anything else."""
-    name = "into" if is_target else "from_"
+def contiguous_address(array: object, layout: Layout, name: str, *, is_target: bool) -> tuple[int, int]:
+    """`(address, chunks)` of a C-contiguous uint8 array [chunks, chunk_bytes]. Raises InvalidArgument on anything else, by the
+    array's `name`."""
     described = _array_bytes(array, name, needs_write=is_target)
     shape, chunk_bytes = described.shape, layout.chunk_bytes
     if described.dtype != "uint8" or len(shape) != 2 or shape[1] != chunk_bytes:

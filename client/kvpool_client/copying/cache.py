@@ -127,8 +127,11 @@ class Cache:
         """A call that returns when everything is written that the calling thread's engine has queued so far."""
         return self.side.engine_mark() if self.side is not None else _nothing_queued
 
-    def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
-        """Block ids of `chunks` chunks as int64 [blocks], each block once. `may_skip`: −1 stands for a block that is left out.
+    def checked_block_ids(
+        self, block_ids: object, chunks: int, *, may_skip: bool, may_repeat: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """Block ids of `chunks` chunks as int64 [blocks], each block once, or as often as it comes where it `may_repeat`.
+        `may_skip`: −1 stands for a block that is left out.
         Raises InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong, and where a tensor
         has other memory than was registered."""
         for number, place, registered in self._places:
@@ -143,8 +146,10 @@ class Cache:
             raise InvalidArgument(
                 f"block_ids has {len(ids)} ids, expected {expected} for {chunks} chunks of {self.blocks_per_chunk} blocks"
             )
-        if len(ids) and not _are_apart(ids, SKIP_BLOCK if may_skip else 0, self.blocks):
-            raise InvalidArgument(_wrong_id(ids, self.blocks, may_skip=may_skip))
+        lowest = SKIP_BLOCK if may_skip else 0
+        named = np.unique(ids) if may_repeat else ids
+        if len(ids) and not _are_apart(named, lowest, self.blocks):
+            raise InvalidArgument(_wrong_id(ids, self.blocks, may_skip=may_skip, may_repeat=may_repeat))
         return ids
 
 
@@ -171,9 +176,12 @@ def _side_of(name: str, view: kvpool_native.CacheView, array: object) -> DeviceS
         raise InvalidArgument(refusal(f"the arrays are on {name}", error)) from error
 
 
-def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[kvpool_native.CacheView, int]:
-    """The native view of an array [chunks, chunk_bytes], one block for each chunk, and its number of chunks."""
-    address, chunks = contiguous_address(array, layout, is_target=is_target)
+def contiguous_view(
+    array: object, layout: Layout, name: str, *, is_target: bool
+) -> tuple[kvpool_native.CacheView, int]:
+    """The native view of an array [chunks, chunk_bytes], one block for each chunk, and its number of chunks. `name`: the
+    caller's word for it."""
+    address, chunks = contiguous_address(array, layout, name, is_target=is_target)
     return _rows_view(array, address, chunks, extents=layout.kv_extents, extent_bytes=layout.payload_bytes), chunks
 
 
@@ -231,14 +239,14 @@ def _are_apart(ids: npt.NDArray[np.int64], lowest: int, blocks: int) -> bool:
     return int(np.count_nonzero(is_named[:-1])) == len(ids) - skipped
 
 
-def _wrong_id(ids: npt.NDArray[np.int64], blocks: int, *, may_skip: bool) -> str:
+def _wrong_id(ids: npt.NDArray[np.int64], blocks: int, *, may_skip: bool, may_repeat: bool) -> str:
     """What is wrong with the first id that is."""
     seen: dict[int, int] = {}
     for place, block in enumerate(ids.tolist()):
         if not 0 <= block < blocks and not (may_skip and block == SKIP_BLOCK):
             skipping = ", or −1 to leave the block out" if may_skip else ""
             return f"block_ids[{place}] is {block}, expected 0..{blocks - 1}{skipping}"
-        if seen.setdefault(block, place) != place and block != SKIP_BLOCK:
+        if not may_repeat and seen.setdefault(block, place) != place and block != SKIP_BLOCK:
             return (
                 f"block_ids[{seen[block]}] and block_ids[{place}] are both {block}, expected a block of its own for each "
                 "block of tokens"

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 Run = TypeVar("Run", DeviceLoad, DeviceSave)
 
+ADDRESSES_APART_MAX = 1 << 48  # blocks of a native view
 COPY_BYTES_PER_S_GUESS = 4e9
 CPU_SECONDS_TO_TRUST = 0.01
 
@@ -127,29 +128,44 @@ class Copies:
         return self._share
 
     def blocks(
-        self, cache: Cache | None, block_ids: object, array: object, *, chunks: int, is_load: bool
+        self,
+        cache: Cache | None,
+        block_ids: object,
+        array: object,
+        *,
+        chunks: int,
+        is_load: bool,
+        is_set: bool = False,
     ) -> EngineBlocks:
-        """The engine memory of `chunks` chunks. Raises InvalidArgument."""
+        """The engine memory of `chunks` chunks. `is_set`: each is alone, so that several may be saved out of one block. Raises
+        InvalidArgument."""
         self._check_side(is_load=is_load)
         if (cache is None) == (array is None):
             raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
         if cache is not None:
             check_cache(cache, self._namespace, self._layout, self._share)
-            ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=is_load)
+            ids = cache.checked_block_ids(
+                () if block_ids is None else block_ids, chunks, may_skip=is_load, may_repeat=is_set and not is_load
+            )
             return EngineBlocks(cache.view, ids, cache)
         if block_ids is not None:
             raise InvalidArgument("block_ids are given with a contiguous array, expected none")
-        view, rows = contiguous_view(array, self._own, is_target=is_load)
+        name = "rows" if is_set else "into" if is_load else "from_"
+        view, rows = contiguous_view(array, self._own, name, is_target=is_load)
         if rows != chunks:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
     def rows_at(self, addresses: npt.NDArray[np.int64], *, is_load: bool) -> EngineBlocks:
-        """Memory of the host at these addresses, as a row of an array each. Raises InvalidArgument."""
+        """Memory of the host at these addresses, all positive, as a row of an array each. Raises InvalidArgument."""
         self._check_side(is_load=is_load)
-        if len(addresses) and int(addresses.min()) <= 0:
-            raise InvalidArgument(f"rows begin at {int(addresses.min())}, expected addresses")
+        if is_load:
+            _check_apart(addresses, self._own.chunk_bytes)
         lowest = int(addresses.min()) if len(addresses) else 0
+        if len(addresses) and int(addresses.max()) - lowest >= ADDRESSES_APART_MAX:
+            raise InvalidArgument(
+                f"rows are from {lowest:#x} up to {int(addresses.max()):#x}, expected addresses of one process's memory"
+            )
         return EngineBlocks(addresses_view(addresses, self._own), addresses - lowest, None)
 
     def _check_side(self, *, is_load: bool) -> None:
@@ -180,7 +196,7 @@ class Copies:
         chunks = ArenaChunks(session.arena, session.index, rows.offsets, rows.slots, rows.generations)
         try:
             # Of an array without rows: no block is written.
-            view, _ = contiguous_view(np.empty((0, layout.chunk_bytes), np.uint8), layout, is_target=True)
+            view, _ = contiguous_view(np.empty((0, layout.chunk_bytes), np.uint8), layout, "none", is_target=True)
             ids = np.full(len(chunks), SKIP_BLOCK)
             return self._checked_load(session, chunks, view, ids)
         except ValueError as error:
@@ -360,3 +376,15 @@ class Copies:
             run.cancel()
         for memory in pinned:
             memory.close()
+
+
+def _check_apart(addresses: npt.NDArray[np.int64], size: int) -> None:
+    """Check that rows of this size at these addresses share no byte. Raises InvalidArgument for two that do."""
+    order = np.argsort(addresses, kind="stable")
+    shared = np.flatnonzero(np.diff(addresses[order]) < size)
+    if len(shared):
+        one, other = sorted(order[shared[0] : shared[0] + 2].tolist())
+        raise InvalidArgument(
+            f"rows[{one}] and rows[{other}] are at {int(addresses[one]):#x} and {int(addresses[other]):#x}, expected {size} "
+            "bytes of its own for each"
+        )

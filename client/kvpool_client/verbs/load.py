@@ -22,7 +22,7 @@ from typing import Protocol
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.states import LoadReason
-from kvpool_client.arguments import as_index
+from kvpool_client.arguments import as_group, as_index
 from kvpool_client.connection.stall import Stall
 from kvpool_client.verbs.lease import LeaseHold
 from kvpool_client.verbs.leased_rows import LeasedRows
@@ -94,8 +94,8 @@ class LoadedRun:
 
 @dataclass(slots=True, eq=False)
 class BegunLoad:
-    """What a load begins with. `lease`: does not end before it; it has `chunks` chunks. `runs`: of each group; `has_windows`:
-    some are of windows or states."""
+    """What a load begins with. `lease`: does not end before it; it has `chunks` chunks. `runs`: of each group from
+    `first_group` on; `has_windows`: some are of windows or states."""
 
     lease: LeaseHold
     runs: Sequence[LoadedRun]
@@ -106,6 +106,7 @@ class BegunLoad:
     has_windows: bool
     timeout_s: float
     on_end: "Callable[[Load, LoadResult], None]"
+    first_group: int = 0
 
 
 class Load:
@@ -158,14 +159,16 @@ class Load:
             return self._result.chunks
         return self.first_chunk if self._is_inherited else self._good_chunks([loaded.good for loaded in self.runs])
 
-    def wait_layer(self, layer: int, timeout_s: float | None = None, group: int = 0) -> bool:
+    def wait_layer(self, layer: int, timeout_s: float | None = None, group: int | None = None) -> bool:
         """Wait until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good. `group`: of
-        which it is, where the layout has groups; of a window or a state all its chunks have to be.
+        which it is, where the layout has groups; None: the first one, or a set's own; of a window or a state all its chunks
+        have to be.
 
         False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not complete after
-        `timeout_s` seconds, is ended. Raises InvalidArgument for a layer that is not there.
+        `timeout_s` seconds, is ended. Raises InvalidArgument for a layer or a group that is not there.
         """
-        loaded = self.runs[as_index("group", group, len(self.runs) - 1)]
+        first = self._begun.first_group
+        loaded = self.runs[as_group(group, range(first, first + len(self.runs))) - first]
         layer = as_index("layer", layer, loaded.layers - 1)
         run = loaded.run
         if self._is_inherited:

@@ -82,6 +82,7 @@ class LoadStarter:
             has_windows=self._has_windows and not is_set,
             timeout_s=self._timeout_s,
             on_end=self._load_ended,
+            first_group=lease.group if isinstance(lease, SetHold) else 0,
         )
         load = SetLoad(begun, lease.held) if isinstance(lease, SetHold) else Load(begun)
         if load.is_begun:

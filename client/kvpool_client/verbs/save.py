@@ -29,7 +29,7 @@ from kvpool.ids import CHECKSUM_BYTES
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.states import SaveState
-from kvpool_client.arguments import as_index
+from kvpool_client.arguments import as_group, as_index
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
@@ -37,7 +37,7 @@ from kvpool_client.verbs.pending import PendingChunks
 from kvpool_client.verbs.results import SaveResult, known_states
 
 # Their numbers alone, as columns have them.
-_RESERVED = int(SaveState.RESERVED)
+_RESERVED, _STORED, _PRESENT = int(SaveState.RESERVED), int(SaveState.STORED), int(SaveState.PRESENT)
 _RESERVED_ALONE, _EXPIRED_ALONE, _PENDING_ALONE = (
     bytes([state]) for state in (SaveState.RESERVED, SaveState.EXPIRED, SaveState.PENDING)
 )
@@ -119,8 +119,8 @@ class SavedRun:
 @dataclass(slots=True, eq=False)
 class ReservedSave:
     """What a save begins with. `runs`: in the order in which they are committed; `scope`: adapter and salt tag for events;
-    `pending`: chunks that others are writing; `end_token`: behind the last chunk asked; `order`: of a set, whose chunk each is
-    by the caller's numbers, where that is another order."""
+    `pending`: chunks that others are writing; `end_token`: behind the last chunk asked; `places`: of a set, which chunk
+    answers for each key of the caller's, where that is not the one at its own place."""
 
     session: Session | None
     reservation: int
@@ -131,7 +131,7 @@ class ReservedSave:
     has_groups: bool
     timeout_s: float
     on_end: Callable[[SaveResult], None]
-    order: Sequence[int] | None = None
+    places: Sequence[int] | None = None
 
 
 class _Commit:
@@ -195,7 +195,8 @@ class Save:
         self._session = reserved.session
         self._copying = [(saved, saved.run) for saved in reserved.runs if saved.run is not None]
         self._layers = {saved.group: saved.layers for saved in reserved.runs}
-        self.layers = self._layers[min(self._layers)]
+        self._groups = range(min(self._layers), max(self._layers) + 1)  # of a set its own alone
+        self.layers = self._layers[self._groups.start]
         self.end_token = reserved.end_token
         self._announced: set[tuple[int, int]] = set()
         self._is_expired = False  # set by the Pool's own thread
@@ -227,10 +228,10 @@ class Save:
         if self._session.is_alive:
             self._session.endings.add_forgotten("neither committed nor aborted; it is aborted now", self, self.abort)
 
-    def layer(self, layer: int, group: int = 0) -> None:
+    def layer(self, layer: int, group: int | None = None) -> None:
         """The engine's bytes of this layer may be read from now on. Any order, once each. `group`: of which it is, where the
-        layout has groups. Raises InvalidArgument."""
-        group = as_index("group", group, max(self._layers))
+        layout has groups; None: the first one, or a set's own. Raises InvalidArgument."""
+        group = as_group(group, self._groups)
         layer = as_index("layer", layer, self._layers[group] - 1)
         if (group, layer) in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
@@ -456,19 +457,21 @@ class Save:
     def _collected(self) -> SaveResult:
         if not self._reserved.has_groups:
             (saved,) = self._reserved.runs
-            order = self._reserved.order
-            if order is None:
+            places = self._reserved.places
+            if places is None:
                 return SaveResult.of(saved.states, saved.retained)
-            return SaveResult.of(_reordered(saved.states, order), _reordered(saved.retained, order))
+            retained = bytes([saved.retained[at] for at in places]) if saved.retained else b""
+            return SaveResult.of(_states_at(places, saved.states), retained)
         by_group = sorted(self._reserved.runs, key=lambda saved: saved.group)
         return SaveResult.joined([SaveResult.of(saved.states, saved.retained) for saved in by_group])
 
 
-def _reordered(column: bytes | bytearray, order: Sequence[int]) -> bytes:
-    """A column by the caller's numbers; an empty one stays so."""
-    found = bytearray(len(column))
-    for number, code in zip(order, column, strict=False):
-        found[number] = code
+def _states_at(places: Sequence[int], states: bytearray) -> bytes:
+    """The state of each key by the place of its chunk. One that was named before is present where that is stored."""
+    found, seen = bytearray(), set[int]()
+    for at in places:
+        found.append(_PRESENT if at in seen and states[at] == _STORED else states[at])
+        seen.add(at)
     return bytes(found)
 
 

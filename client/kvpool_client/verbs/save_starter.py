@@ -47,14 +47,14 @@ class RunPlan:
 @dataclass(slots=True, eq=False)
 class SavePlan:
     """Plan of a save of chunks of `keys`; `retention` is of all `keys`, and `end_chunk` is behind the last one of the save.
-    `runs`: in the order in which they are to be stored, at most one of each group. `is_set`, `order`: see `plan_set`."""
+    `runs`: in the order in which they are to be stored, at most one of each group. `is_set`, `places`: see `plan_set`."""
 
     keys: KeyChain | NamedKeys
     retention: RetentionColumns
     runs: Sequence[RunPlan]
     end_chunk: int
     is_set: bool = False
-    order: Sequence[int] | None = None
+    places: Sequence[int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,12 +102,12 @@ class SaveStarter:
         return SavePlan(keys, retention, runs, max([run.chunks[-1] + 1 for run in runs if run.chunks], default=0))
 
     def plan_set(
-        self, keys: NamedKeys, retention: RetentionColumns, blocks: EngineBlocks, order: Sequence[int] | None
+        self, keys: NamedKeys, retention: RetentionColumns, blocks: EngineBlocks, places: Sequence[int] | None
     ) -> SavePlan:
-        """Plan of a save of a set's chunks, each alone. `order`: in which they are reserved and committed, by the caller's
-        numbers of them; None: in the caller's."""
+        """Plan of a save of a set's chunks, each alone, and each key once. `places`: of each key that the caller named its
+        place among them; None: as they stand."""
         run = RunPlan(keys.group, range(len(keys)), blocks, is_chain=False)
-        return SavePlan(keys, retention, [run], len(keys), is_set=True, order=order)
+        return SavePlan(keys, retention, [run], len(keys), is_set=True, places=places)
 
     def begin_save(self, plan: SavePlan) -> Save:
         """The planned save. One round trip."""
@@ -195,7 +195,7 @@ class SaveStarter:
                 pending=pending,
                 end_token=plan.end_chunk * self._chunk_tokens,
                 has_groups=self._has_groups and not plan.is_set,
-                order=plan.order,
+                places=plan.places,
                 timeout_s=self._timeout_s,
                 on_end=self._counters.count_save,
             )
@@ -263,7 +263,7 @@ class SaveStarter:
                 pending=pending if pending is not None else PendingChunks(None, KeyColumn(b"")),
                 end_token=plan.end_chunk * self._chunk_tokens,
                 has_groups=self._has_groups and not plan.is_set,
-                order=plan.order,
+                places=plan.places,
                 timeout_s=self._timeout_s,
                 on_end=self._counters.count_save,
             )

@@ -31,7 +31,7 @@ class SetLoad(Load):
             return self._result.chunks
         return 0 if self._is_inherited else sum(code in (_COMPLETE, _UNDECIDED) for code in self._reasons())
 
-    def wait_layer(self, layer: int, timeout_s: float | None = None, group: int = 0) -> bool:
+    def wait_layer(self, layer: int, timeout_s: float | None = None, group: int | None = None) -> bool:
         """Wait until layer `layer` of every chunk is in place and its checksums were good. False: one has failed, or the load
         has ended before. See `Load.wait_layer`."""
         is_there = super().wait_layer(layer, timeout_s, group)

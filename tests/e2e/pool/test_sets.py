@@ -15,11 +15,13 @@ from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL, Daemon, Start, in_both_write_modes, wait_connected, wait_until
-from tests.rigs.layouts import CASES, over
+from tests.rigs.layouts import CASES, HYBRID, over
 from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import paged_layers, read_chunk
 from tests.rigs.prompts import Ranks, prompt, store
 from tests.rigs.sets import are_stored, found, load_set, names_of, rows_for, store_set
+from tests.rigs.store.scripted_store import SharedDirectory
+from tests.rigs.store.store_daemon import StoreDaemon
 
 DRAM_CHUNKS = 24
 CAPACITY = f"{DRAM_CHUNKS * SMALL.chunk_bytes}B"
@@ -73,6 +75,161 @@ def test_a_key_that_is_named_twice_is_one_chunk(shared: Shared) -> None:
             assert lease.held.tolist() == [True, True, True, False, True, True]
             assert (lease.chunks, len(lease.tiers)) == (5, 5)
         assert load_set(pool, names)[1].states == ("complete",) * 3 + ("absent",) + ("complete",) * 2
+
+
+def test_a_key_that_is_named_twice_in_a_save_is_answered_by_its_first_and_waits_for_nobody(shared: Shared) -> None:
+    with shared.connect() as pool, shared.connect() as other:
+        names = names_of(1, 1, 2, 1)
+        rows = rows_for(pool, names)
+        rows[1] ^= 0xFF  # the bytes of the first count
+        with pool.save_set(names, rows) as save:
+            assert not save.has_pending()
+            assert save.wait_pending(0.0)
+            result = save.commit()
+        assert result.states == ("stored", "present", "stored", "present")
+        assert (result.stored, result.present, len(result.codes)) == (2, 2, 4)
+        assert load_set(pool, names)[1].states == ("complete",) * 4
+        assert store_set(pool, names).states == ("present",) * 4
+
+        given_up = pool.save_set(names_of(3, 3), rows[:2])
+        given_up.abort()
+        assert given_up.commit().reasons == {"aborted": 2}
+
+        writing = other.save_set(names_of(5), rows_for(other, names_of(5)))
+        late = pool.save_set(names_of(5, 4, 5, 4), rows_for(pool, names_of(5, 4, 5, 4)))
+        assert late.has_pending()
+        assert not late.wait_pending(0.0)
+        writing.commit()
+        assert not late.has_pending()
+        assert late.wait_pending(0.0)
+        assert late.commit().states == ("present", "stored", "present", "present")
+
+
+def test_states_and_retention_of_keys_that_are_named_twice_are_by_key_whatever_order_parents_make(
+    start_daemon: Start,
+) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        store_set(pool, names_of(3))
+        names, parents = names_of(1, 2, 2, 3, 4), names_of(2, 3, 9, 4, 9)
+        kept = [kv.TokenRange(SMALL.chunk_tokens, 2 * SMALL.chunk_tokens, priority=90)]
+        with pool.save_set(names, rows_for(pool, names), parents, kept) as save:
+            assert save.commit().states == ("stored", "stored", "present", "present", "stored")
+        assert load_set(pool, names)[1].chunks == 5
+        assert store_set(pool, names_of(*range(100, 123))).stored == 23
+        assert are_stored(pool, [1, 2, 3, 4]) == [False, True, False, False], "the second key's priority is high"
+    assert daemon.problems() == []
+
+
+def test_a_group_is_any_integer_and_a_set_has_its_own_alone(shared: Shared) -> None:
+    with shared.connect(HYBRID) as pool:
+        names = names_of(1, 2)
+        for group in range(3):
+            rows = rows_for(pool, names, group)
+            layers = range(pool.shares[group].of_layout(pool.layout.group_layouts[group]).layers)
+            with pool.save_set(names, rows, group=np.int64(group)) as save:  # type: ignore[arg-type]  # any integer
+                for layer in layers:
+                    save.layer(layer, *([] if layer % 2 else [np.int64(group)]))  # type: ignore[arg-type]  # likewise
+                for other in {0, 1, 2, -1} - {group}:
+                    with pytest.raises(kv.InvalidArgument, match=rf"group is {other}, expected {group}, the only one"):
+                        save.layer(0, other)
+                assert save.commit().stored == 2
+            number: Any = np.int64(group)
+            assert pool.probe(names, number).tolist() == [1, 1]
+            into = np.zeros_like(rows)
+            with pool.acquire_set(names, number) as lease:
+                assert lease.held.all()
+                load = pool.load_set(lease, into)
+                for layer in layers:
+                    assert load.wait_layer(layer)
+                    assert load.wait_layer(layer, None, group)
+                for other in {0, 1, 2} - {group}:
+                    with pytest.raises(kv.InvalidArgument, match=rf"group is {other}, expected {group}, the only one"):
+                        load.wait_layer(0, group=other)
+                assert load.wait().chunks == 2
+            assert np.array_equal(into, rows)
+        for wrong in (True, 0.0, "0", None, 3, -1):
+            of_group: Any = wrong
+            for attempt in (
+                partial(pool.probe, names, of_group),
+                partial(pool.acquire_set, names, of_group),
+                partial(pool.save_set, names, rows, group=of_group),
+            ):
+                with pytest.raises(kv.InvalidArgument, match="group is"):
+                    attempt()
+        assert pool.connected
+        with pool.save_set(names[:0], rows[:0], group=2) as save, pytest.raises(kv.InvalidArgument, match="group is 1"):
+            save.layer(0, 1)
+
+
+def test_addresses_are_any_integers_that_are_addresses(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names = names_of(1, 2, 3)
+        rows = rows_for(pool, names)
+        places = [row.ctypes.data for row in rows]
+        assert pool.save_set(names, [np.int64(place) for place in places]).commit().stored == 3
+        into = np.zeros_like(rows)
+        wanted = [row.ctypes.data for row in into]
+        with pool.acquire_set(names) as lease:
+            for given in (tuple(wanted), [np.uint64(place) for place in wanted], np.array(wanted, ">i8")):
+                into[:] = 0
+                assert pool.load_set(lease, given).wait().chunks == 3
+                assert np.array_equal(into, rows)
+
+
+def test_a_load_has_rows_of_their_own_and_a_save_may_read_one_twice(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names = names_of(1, 2, 3)
+        row = rows_for(pool, names)[1]
+        assert pool.save_set(names, [row.ctypes.data] * 3).commit().stored == 3
+        size = SMALL.chunk_bytes
+        memory = np.full((4, size), 0xA5, np.uint8)
+        first = memory.ctypes.data
+        with pool.acquire_set(names) as lease:
+            for places, pair in (
+                ([first, first + size, first], "rows.0. and rows.2."),
+                ([first + 2 * size, first, first + 1], "rows.1. and rows.2."),
+                ([first + 2 * size - 1, first, first + size], "rows.0. and rows.2."),
+            ):
+                for given in (places, np.array(places)):
+                    with pytest.raises(kv.InvalidArgument, match=pair):
+                        pool.load_set(lease, given)
+            assert (memory == 0xA5).all()
+            assert pool.load_set(lease, [first + 2 * size, first, first + size]).wait().chunks == 3
+        assert np.array_equal(memory[:3], [row] * 3)
+
+        layers = paged_layers(SMALL, 6, 16, "kv_first")
+        cache = pool.register(layers, 16, "kv_first")
+        with pool.acquire_set(names) as lease:
+            assert pool.load_set(lease, cache=cache, block_ids=[0, 1, 2, 3, 4, 5]).wait().chunks == 3
+        again = names_of(4, 5)
+        assert pool.save_set(again, cache=cache, block_ids=[2, 3, 2, 3]).commit().stored == 2
+        into = np.zeros((2, size), np.uint8)
+        with pool.acquire_set(again) as lease:
+            assert pool.load_set(lease, into).wait().chunks == 2
+            with pytest.raises(kv.InvalidArgument, match=r"block_ids\[0\] and block_ids\[2\] are both 2"):
+                pool.load_set(lease, cache=cache, block_ids=[2, 3, 2, 3])
+        assert np.array_equal(into, [row] * 2)
+        for blocks, place in (([2, 2, 6, 6], 2), ([2, -1, 2, 3], 1)):
+            with pytest.raises(kv.InvalidArgument, match=rf"block_ids\[{place}\] is"):
+                pool.save_set(again, cache=cache, block_ids=blocks)
+
+
+def test_a_probe_asks_the_store_for_keys_behind_one_that_it_lacks(tmp_path: Path) -> None:
+    shared = SharedDirectory(tmp_path)
+    with (
+        StoreDaemon(tmp_path / "there", shared, **{"store.publish": "all"}) as there,
+        StoreDaemon(tmp_path / "here", shared, **{"store.miss_ttl": "60s"}) as here,
+        there.connect() as owner,
+        here.connect() as pool,
+    ):
+        names = names_of(*range(1, 5))
+        assert store_set(owner, names).stored == 4
+        there.wait_published(4)
+        absent = names_of(100)
+        assert pool.probe(absent, asks_store=True).tolist() == [0]
+        assert pool.probe(np.concatenate([absent, names]), asks_store=True).tolist() == [0, 4, 4, 4, 4]
+        assert load_set(pool, names)[1].chunks == 4
 
 
 def test_an_empty_set_asks_nobody(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +608,11 @@ def test_a_lease_of_a_set_is_no_lease_of_a_prompt(shared: Shared) -> None:
 
 def _bad_arguments(pool: Any, lease: kv.Lease) -> dict[str, tuple[Callable[[], object], str]]:
     good, rows = names_of(1, 2), np.zeros((2, SMALL.chunk_bytes), np.uint8)
+    buffer = ((ctypes.c_uint8 * 32) * 2)()
     bad: dict[str, tuple[object, str]] = {
+        "an array of ctypes": (buffer, "keys is c_"),
+        "memory of one": (memoryview(buffer), "keys is memoryview"),
+        "memory": (good.data, "keys is memoryview"),
         "a list": ([b"x" * 32], "keys is list"),
         "31 bytes": (np.zeros((2, 31), np.uint8), r"keys is uint8 \[2, 31\]"),
         "one axis": (np.zeros(32, np.uint8), r"keys is uint8 \[32\]"),
@@ -466,12 +627,31 @@ def _bad_arguments(pool: Any, lease: kv.Lease) -> dict[str, tuple[Callable[[], o
     calls["another group"] = partial(pool.probe, good, 1), "group is 1"
     calls["no group"] = partial(pool.acquire_set, good, -1), "group is -1"
     calls["too many"] = partial(pool.acquire_set, np.zeros((4097, 32), np.uint8)), "4097, expected at most 4096"
-    calls["parents of fewer"] = partial(pool.save_set, good, rows, names_of(1)), r"parents is uint8 \[1, 32\]"
+    calls["parents of fewer"] = partial(pool.save_set, good, rows, names_of(1)), "parents are 1, expected 2"
+    calls["parents in a buffer"] = partial(pool.save_set, good, rows, buffer), "parents is c_"
     calls["parents in a list"] = partial(pool.save_set, good, rows, [None]), "parents is list"
     calls["rows of fewer"] = partial(pool.save_set, good, rows[:1]), "1 rows, expected 2"
     calls["rows of another size"] = partial(pool.save_set, good, rows[:, :-1].copy()), "bytes"
     calls["addresses of fewer"] = partial(pool.save_set, good, [4096]), "1 addresses, expected 2"
-    calls["address 0"] = partial(pool.save_set, good, np.zeros(2, np.uint64)), "begin at 0"
+    place = rows.ctypes.data
+    for name, wrong in {
+        "0": 0,
+        "below 0": -5,
+        "2^63": 1 << 63,
+        "2^64": 1 << 64,
+        "a bool": True,
+        "a float": 4096.0,
+        "an array": rows[0],
+    }.items():
+        calls[f"address {name} to save"] = partial(pool.save_set, good, [place, wrong]), r"rows\[1\] is .*address"
+        calls[f"address {name} to load"] = partial(pool.load_set, lease, (wrong, place)), r"rows\[0\] is .*address"
+    calls["address 0"] = partial(pool.save_set, good, np.zeros(2, np.uint64)), r"rows\[0\] is 0"
+    calls["address 2^63"] = partial(pool.save_set, good, np.array([place, 1 << 63], np.uint64)), r"rows\[1\] is 9223"
+    calls["addresses far apart to save"] = partial(pool.save_set, good, [place, 1 << 62]), "up to 0x4000000000000000"
+    calls["addresses far apart to load"] = partial(pool.load_set, lease, [place, 1 << 62]), "one process's memory"
+    calls["narrow addresses"] = partial(pool.save_set, good, np.ones(2, np.int32)), "rows has shape .* of int32"
+    calls["rows of floats"] = partial(pool.load_set, lease, rows.view(np.float16)), "rows has shape .* of float16"
+    calls["rows of no array"] = partial(pool.load_set, lease, object()), "rows is object"
     calls["no rows"] = partial(pool.save_set, good), "either cache and block_ids"
     calls["load of fewer rows"] = partial(pool.load_set, lease, rows[:1]), "1 rows, expected 2"
     calls["load without rows"] = partial(pool.load_set, lease), "either cache and block_ids"

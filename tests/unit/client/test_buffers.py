@@ -357,16 +357,16 @@ def test_read_only_memory_is_refused() -> None:
 
 def test_a_flat_target_is_used_at_its_address() -> None:
     array = np.zeros((3, LAYOUT.chunk_bytes), np.uint8)
-    assert contiguous_address(array, LAYOUT, is_target=True) == (_address(array), 3)
-    assert contiguous_address(array[1:], LAYOUT, is_target=True) == (_address(array) + LAYOUT.chunk_bytes, 2)
+    assert contiguous_address(array, LAYOUT, "into", is_target=True) == (_address(array), 3)
+    assert contiguous_address(array[1:], LAYOUT, "into", is_target=True) == (_address(array) + LAYOUT.chunk_bytes, 2)
 
 
 def test_only_a_source_may_be_read_only() -> None:
     array = np.zeros((1, LAYOUT.chunk_bytes), np.uint8)
     array.flags.writeable = False
-    assert contiguous_address(array, LAYOUT, is_target=False) == (_address(array), 1)
+    assert contiguous_address(array, LAYOUT, "from_", is_target=False) == (_address(array), 1)
     with pytest.raises(InvalidArgument, match="into is read-only"):
-        contiguous_address(array, LAYOUT, is_target=True)
+        contiguous_address(array, LAYOUT, "into", is_target=True)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_only_a_source_may_be_read_only() -> None:
 )
 def test_a_flat_target_of_another_form_is_refused(array: object) -> None:
     with pytest.raises(InvalidArgument):
-        contiguous_address(array, LAYOUT, is_target=True)
+        contiguous_address(array, LAYOUT, "into", is_target=True)
 
 
 class OnDevice:
@@ -447,7 +447,7 @@ def test_an_array_that_cannot_be_used_is_refused_in_words(changes: dict[str, obj
 def test_a_contiguous_array_is_in_host_memory() -> None:
     rows = np.zeros((2, LAYOUT.chunk_bytes), np.uint8)
     with pytest.raises(InvalidArgument, match="is on cuda:1, expected host memory"):
-        contiguous_address(OnDevice(rows), LAYOUT, is_target=True)
+        contiguous_address(OnDevice(rows), LAYOUT, "into", is_target=True)
 
 
 def test_a_process_without_a_driver_learns_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
