@@ -123,6 +123,18 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
 
 
+def test_a_host_page_may_be_saved_twice_in_one_batch(large: Daemon, start_sglang: Start) -> None:
+    controller, keys = start_sglang(large, HostPool(pages=PAGES)), page_keys(3, 3)
+    _filled(controller, keys)
+    backend, pool = controller.backend, controller.pool
+    assert backend.batch_set_v1([keys[0], keys[0], keys[1]], pool.slots([0, 0, 1])) == [True] * 3
+    assert (backend.counters()["saved_pages"], backend.counters()["present_pages"]) == (2, 1)
+    assert backend.batch_get_v1(keys[:2], pool.slots([4, 5])) == [True] * 2
+    assert pool.holds(4, keys[0])
+    assert pool.holds(5, keys[1])
+    assert backend.batch_set_v1([keys[2]], pool.slots([PAGES])) == [False], "a page that is not there"
+
+
 def test_the_next_pages_are_leased_while_some_are_copied_and_all_are_released_from_the_last_to_the_first(
     large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,17 @@ def test_a_block_that_is_there_twice_is_refused_with_both_places(
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize("wrong", [-1, BLOCKS])
+def test_blocks_may_repeat_where_that_is_allowed_and_have_to_be_there(cache: Cache, count: int, wrong: int) -> None:
+    ids = _ids(count)
+    ids[1:4] = ids[0]
+    assert cache.checked_block_ids(ids, count // 4, may_skip=False, may_repeat=True).tolist() == ids.tolist()
+    ids[5] = wrong
+    with pytest.raises(InvalidArgument, match=rf"block_ids\[5\] is {wrong}, expected 0\.\.{BLOCKS - 1}$"):
+        cache.checked_block_ids(ids, count // 4, may_skip=False, may_repeat=True)
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
 @pytest.mark.parametrize("block", [-2, BLOCKS, 1 << 40])
 def test_a_block_that_is_not_there_is_named(cache: Cache, count: int, block: int) -> None:
     ids = _ids(count)
