@@ -68,7 +68,7 @@ class DeviceCopies:
         """A connection was granted a lease, or tickets: what has no copy of it is copied, if its engine is on the device."""
         for group, hold, _ in self._holds_of(session, lease):
             for link in self._links:
-                link.note_lease(group.own, hold)
+                link.note_lease(group.own, hold, is_set=lease.set_group is not None)
 
     def _holds_of(self, session: EngineSession, lease: Lease | Taken | None) -> list[tuple[EngineSession, HoldId, int]]:
         """The holds of a rank's lease, where its engine is on the device: see `holds_of`."""

@@ -92,11 +92,12 @@ class CopyLink(StockedLink[Exported]):
         self._due.clear()
         return await super().close()
 
-    def note_lease(self, namespace: Namespace, hold: HoldId) -> None:
-        """A connection that can read the tier was granted a lease with this hold in the arena."""
+    def note_lease(self, namespace: Namespace, hold: HoldId, *, is_set: bool) -> None:
+        """A connection that can read the tier was granted a lease with this hold in the arena. `is_set`: on chunks that are
+        each alone."""
         if not self.tier.can_copy:
             return
-        for prefix in self._placement.note_lease(namespace, hold):
+        for prefix in self._placement.note_lease(namespace, hold, is_set=is_set):
             self._due.add_prefix(prefix)
             self._wake()
 

@@ -56,11 +56,11 @@ class Placement:
     def __repr__(self) -> str:
         return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"
 
-    def note_lease(self, namespace: Namespace, hold: HoldId) -> list[LeasedPrefix]:
+    def note_lease(self, namespace: Namespace, hold: HoldId, *, is_set: bool) -> list[LeasedPrefix]:
         """The chunks of a hold in the arena are used: their copies have served them. Returns the prefixes of which some have
-        none: the chain, or each chunk without a parent. Takes as long as a lookup of them."""
+        none: the chain, or each chunk without a parent, as all of a set are. Takes as long as a lookup of them."""
         keys, chunk_bytes = KeyColumn(self._arena.keys_of([hold])), namespace.layout.stored_bytes
-        size = len(keys) if namespace.layout.is_chained else 1
+        size = len(keys) if namespace.layout.is_chained and not is_set else 1
         generations = u64_of(self._arena.copies([hold]).generations)
         copied = [_leading_copies(generations[first : first + size]) for first in range(0, len(keys), size)]
         served = sum(copied)

@@ -60,9 +60,9 @@ class CopiesPool(TieredPool):
         """Until nothing is copied."""
         await self.until_moved(lambda: not self.link.stats()["hbm.waiting_prefixes"] and not self.link.pins)
 
-    async def lease(self, keys: Sequence[bytes]) -> m.Leased:
-        """A lease of a chain."""
-        return await self.serve(self.pool.chains.acquire(self.session, m.Acquire(b"".join(keys))))
+    async def lease(self, keys: Sequence[bytes], *, set_of: int = 0) -> m.Leased:
+        """A lease of a chain, or of a set of a group: see `Acquire`."""
+        return await self.serve(self.pool.chains.acquire(self.session, m.Acquire(b"".join(keys), set_of=set_of)))
 
     def copies_of(self, leased: m.Leased, first: int = 0) -> list[tuple[int, int, int]]:
         """Offset, slot and generation of each copy of a lease's chunks from number `first` on, as an engine gets them."""

@@ -55,7 +55,7 @@ class DeviceTier:
     def load(self, namespace: Namespace, hold: HoldId, now_ns: int) -> int:
         """Load the blocks of a hold: how many leading ones were here. The others are copied up, as many as are worth it."""
         before = self._placement.served_chunks
-        for prefix in self._placement.note_lease(namespace, hold):
+        for prefix in self._placement.note_lease(namespace, hold, is_set=False):
             self._promote(prefix, now_ns)
         return self._placement.served_chunks - before
 

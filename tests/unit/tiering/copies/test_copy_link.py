@@ -7,7 +7,7 @@ import pytest
 
 from kvpool.tiers.base import Outcome
 from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
-from tests.rigs.tiers.tiered_pool import key_of, medium_of
+from tests.rigs.tiers.tiered_pool import key_of, medium_of, payload
 
 DRAM_CHUNKS = 80
 CHAIN = [key_of(0, number) for number in range(DEVICE_CHUNKS - 8)]
@@ -109,3 +109,24 @@ def test_what_came_from_the_disk_is_copied_with_a_later_lease() -> None:
         await pool.stop()
 
     asyncio.run(run())
+
+
+def test_each_chunk_of_a_leased_set_of_a_full_group_is_copied() -> None:
+    chunks = [key_of(1, number) for number in range(7)]
+
+    async def check(pool: CopiesPool) -> None:
+        for chunk in chunks:
+            assert await pool.save([chunk]) == 1  # of no chain
+        leased = await pool.lease(chunks, set_of=1)
+        await pool.settled()
+        rows = pool.copies_of(leased)
+        assert [generation != 0 for _, _, generation in rows] == [True] * len(chunks)
+        # The hold of a full group has the first key last.
+        for key, (offset, _, _) in zip(reversed(chunks), rows, strict=True):
+            copy = pool.device.memory.view()[offset : offset + BIG.chunk_bytes].tobytes()
+            assert copy == payload(key, BIG)
+        pool.pool.leases.release(pool.session, leased.lease)
+        counted = pool.link.stats()
+        assert (counted["hbm.leased_chunks"], counted["hbm.served_chunks"]) == (len(chunks), 0)
+
+    in_pool(check)
