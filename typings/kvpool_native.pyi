@@ -2013,6 +2013,11 @@ class LeaseDesk:
         Where the chunks of a lease that lives lie; a scheduler's has levels alone.
         """
 
+    def rows_by_key(self, reader: Reader, lease: Lease | None, places: Sequence[int], named: int) -> HoldColumns:
+        """
+        The same with a row for each of so many keys: `places` are those of the lease's rows. None: a lease of nothing.
+        """
+
     def release_leases(self, reader: Reader, leases: Sequence[int], now_ns: int) -> bool:
         """Ends leases of a reader; whether some of their holds are left."""
 

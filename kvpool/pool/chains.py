@@ -128,11 +128,17 @@ class Chains:
         if request.chunks or request.owner:
             raise ProtocolError(f"a set has {request.chunks} chunks and an owner's name, expected neither")
         task = self.readers.begin_set(session, request.set_of - 1, keys)
+
+        def advance(may_wait: bool) -> Step:
+            return task.advance(self.clock.now_ns(), may_wait=may_wait)
+
         try:
-            yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
+            yield from self._advance(advance, self.tiering.make_room)
             leased = self.readers.grant_set(session, request.set_of - 1, task, self.clock.now_ns())
         finally:
             task.release_holds(self.clock.now_ns())
+        yield None  # what follows from a lease of thousands of chunks is another turn's work
+        self.readers.note_set(session, leased.lease, self.clock.now_ns())
         return self.note_leased(session, leased)
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:

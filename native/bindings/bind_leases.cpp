@@ -125,6 +125,14 @@ void bind_table(nb::module_& module) {
       .def("__len__", &EndingHolds::size);
 }
 
+HoldColumns rows_by_key(const LeaseDesk& self, const Reader& reader, const Lease* lease, const std::vector<uint32_t>& places, size_t named) {
+  const auto is_place = [named](uint32_t place) { return place < named; };
+  if (!std::all_of(places.begin(), places.end(), is_place) || places.size() != (lease == nullptr ? 0 : lease->rows)) {
+    throw nb::value_error("places must be one of a key for each row of the lease");
+  }
+  return packed_columns(self.rows_by_key(reader, lease, places, named));
+}
+
 void bind_desk(nb::module_& module) {
   nb::class_<ReaderGroup>(module, "ReaderGroup", "A group's chunks as a session reads them: whether they are chains, how many a hit needs at most.")
       .def(nb::new_(&make_group), "is_chain"_a, "chunks_max"_a, "namespaces"_a, "chunk_bytes"_a, "Namespace and bytes of a chunk on each rank.");
@@ -161,6 +169,8 @@ void bind_desk(nb::module_& module) {
             return packed_columns(self.columns_of(reader, lease));
           },
           "reader"_a, "lease"_a, "Where the chunks of a lease that lives lie; a scheduler's has levels alone.")
+      .def("rows_by_key", &rows_by_key, "reader"_a, "lease"_a.none(), "places"_a, "named"_a,
+           "The same with a row for each of so many keys: `places` are those of the lease's rows. None: a lease of nothing.")
       .def(
           "release_leases",
           [](LeaseDesk& self, const Reader& reader, const std::vector<uint64_t>& leases, uint64_t now_ns) {

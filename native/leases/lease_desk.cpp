@@ -137,6 +137,27 @@ Columns LeaseDesk::columns_of(const Reader& reader, const Lease& lease) const {
   return reader.is_scheduler ? Columns{{}, {}, std::move(columns.levels), {}} : columns;
 }
 
+Columns LeaseDesk::rows_by_key(const Reader& reader, const Lease* lease, std::span<const uint32_t> places, size_t named) const {
+  const size_t numbers = reader.is_scheduler ? 0 : named;
+  Columns columns{std::vector<uint64_t>(numbers), std::vector<uint64_t>(numbers), std::vector<uint8_t>(named, NO_LEVEL),
+                  std::vector<uint64_t>(numbers)};
+  if (lease == nullptr) {
+    return columns;
+  }
+  const Columns rows = columns_of(reader, *lease);
+  KVPOOL_CHECK(rows.levels.size() == places.size());
+  const auto scatter = [&](const auto& column, auto& by_key) {
+    for (size_t row = 0; row < column.size(); ++row) {
+      by_key[places[row]] = column[row];
+    }
+  };
+  scatter(rows.offsets, columns.offsets);
+  scatter(rows.generations, columns.generations);
+  scatter(rows.levels, columns.levels);
+  scatter(rows.slots, columns.slots);  // none where no client looks into the tier
+  return columns;
+}
+
 bool LeaseDesk::release_leases(const Reader& reader, std::span<const uint64_t> ids, uint64_t now_ns) {
   std::vector<HoldId> holds;
   for (const uint64_t id : ids) {

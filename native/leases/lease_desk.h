@@ -80,6 +80,9 @@ class LeaseDesk {
   [[nodiscard]] std::optional<LeasedSet> lease_set(const Reader& reader, std::span<const uint8_t> keys, uint64_t group, uint64_t now_ns);
   // Where the leased chunks lie, row by row; a scheduler's has the levels alone, the slowest of each chunk among the ranks'.
   [[nodiscard]] Columns columns_of(const Reader& reader, const Lease& lease) const;
+  // The same with a row for each of so many keys that were named: `places` are those of the lease's rows, and the others' rows say that the
+  // lease has none. nullptr: a lease of nothing. REQUIRES: a place for each row, less than `named`.
+  [[nodiscard]] Columns rows_by_key(const Reader& reader, const Lease* lease, std::span<const uint32_t> places, size_t named) const;
   // Ends leases of the reader. Whether some of their holds are left to be released later.
   bool release_leases(const Reader& reader, std::span<const uint64_t> ids, uint64_t now_ns);
 

@@ -1,6 +1,5 @@
 #include "leases/lease_frames.h"
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -8,26 +7,6 @@
 #include "base/frame_fields.h"
 
 namespace kvpool {
-namespace {
-
-[[nodiscard]] Columns no_rows(size_t count) {
-  return {std::vector<uint64_t>(count), std::vector<uint64_t>(count), std::vector<uint8_t>(count, NO_LEVEL), std::vector<uint64_t>(count)};
-}
-
-// A row for each key that was named; `places`: whose each of the rows is.
-[[nodiscard]] Columns by_key(const Columns& rows, const std::vector<uint32_t>& places, size_t named) {
-  Columns columns = no_rows(named);
-  for (size_t row = 0; row < places.size(); ++row) {
-    const size_t key = places[row];
-    columns.offsets[key] = rows.offsets[row];
-    columns.generations[key] = rows.generations[row];
-    columns.levels[key] = rows.levels[row];
-    columns.slots[key] = rows.slots.empty() ? 0 : rows.slots[row];
-  }
-  return columns;
-}
-
-}  // namespace
 
 LeaseFrames::Served LeaseFrames::serve(const Reader& reader, const SaveWriter* writer, std::span<const uint8_t> arrived, uint64_t now_ns,
                                        uint64_t left_ns) {
@@ -109,8 +88,7 @@ bool LeaseFrames::serve_set(const Reader& reader, std::span<const uint8_t> keys,
   const size_t named = keys.size() / KEY_BYTES;
   static const Lease nothing;
   const Lease& lease = leased->lease == nullptr ? nothing : *leased->lease;
-  answer_lease(lease, leased->lease == nullptr ? no_rows(named) : by_key(desk_.columns_of(reader, lease), leased->places, named), sequence,
-               served.answers);
+  answer_lease(lease, desk_.rows_by_key(reader, leased->lease, leased->places, named), sequence, served.answers);
   return true;
 }
 

@@ -9,7 +9,6 @@ outlive their issuers.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -30,8 +29,7 @@ from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
 from kvpool.pool.readers.set_task import SetTask
-from kvpool.protocol.columns import NUMBER_BYTES
-from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, NO_LEVEL, Leased
+from kvpool.protocol.records.messages import HOLDS_MAX, LEAF_CHUNKS_MAX, Leased
 from kvpool.tiering.tiering import Tiering
 
 
@@ -58,7 +56,6 @@ TICKETS_HOLDS_MAX = 16 * HOLDS_MAX
 TICKETS = ConnectionId(0)
 NOTHING_TAKEN = Taken(0, {}, 0)
 NOTHING = Leased(0, 0, b"", b"", b"", b"")
-_NO_LEVEL, _NO_NUMBER = bytes([NO_LEVEL]), bytes(NUMBER_BYTES)
 
 
 class Readers:
@@ -223,37 +220,29 @@ class Readers:
         """A lease of what has been taken."""
         if not taken.chunks:
             return NOTHING
-        grant = self._grant(session, taken.chunks, taken.holds, now_ns, rows=taken.rows, set_group=taken.set_group)
+        grant = self._grant(session, taken, now_ns)
         self._note_hit(session, taken, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return grant
 
     def grant_set(self, session: EngineSession, group: int, task: SetTask, now_ns: int) -> Leased:
-        """A lease of what a task for a set has taken, with a row for each of its keys."""
+        """A lease of what a task for a set has taken, with a row for each of its keys; `note_set` follows."""
         holds, places = task.take_holds()
-        taken = Taken(len(places), holds, len(places), group)
-        leased = self.grant(session, taken, now_ns)
-        rows = dict(zip(places, range(len(places)), strict=True))
-
-        def by_key(column: bytes, absent: bytes) -> bytes:
-            size = len(absent)
-            parts = [
-                absent if (row := rows.get(place)) is None else column[row * size : (row + 1) * size]
-                for place in range(task.count)
-            ]
-            return b"".join(parts)
-
-        levels = by_key(leased.tiers, _NO_LEVEL)
-        if session.layout.rank is None:
-            return replace(leased, tiers=levels)
+        lease = None
+        if places:
+            taken = Taken(len(places), holds, len(places), group)
+            lease = self._make_lease(session, taken, now_ns)
+        rows = self.desk.rows_by_key(session.reader, lease, places, task.count)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return Leased(
-            leased.lease,
-            leased.chunks,
-            by_key(leased.offsets, _NO_NUMBER),
-            by_key(leased.generations, _NO_NUMBER),
-            levels,
-            by_key(leased.slots, _NO_NUMBER),
+            0 if lease is None else lease.id, len(places), rows.offsets, rows.generations, rows.levels, rows.slots
         )
+
+    def note_set(self, session: EngineSession, lease: int, now_ns: int) -> None:
+        """A lease of a set was granted; nothing where it has ended, or there was none."""
+        granted = self.find(session, lease)
+        if granted is not None:
+            self._note_hit(session, granted, now_ns)
 
     def promise(
         self, session: EngineSession, taken: Taken, now_ns: int, *, tickets: int, claims: int
@@ -370,7 +359,7 @@ class Readers:
         else:
             ended = self._leases.end_ticket(ticket) if entry.claims else self._leases.take_from_ticket(ticket, rank)
             self.ending.release_holds(ended, now_ns)
-        return self._grant(session, entry.chunks, holds, now_ns, rows=entry.rows)
+        return self._grant(session, Taken(entry.chunks, holds, entry.rows), now_ns)
 
     def join_peers(self, holder: ConnectionId) -> None:
         """What sessions of another node lease counts for all other nodes together too, from now on."""
@@ -398,38 +387,29 @@ class Readers:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
-    def _note_hit(self, session: EngineSession, taken: Taken, now_ns: int) -> None:
+    def _note_hit(self, session: EngineSession, taken: Lease | Taken, now_ns: int) -> None:
         if self._hit_curve is None:
             return
         for number, rank in enumerate(taken.holds):
             for group, hold, _ in holds_of(session, taken, rank):
                 self._hit_curve.note_lease([hold], group.chunk_sizes[number], now_ns)
 
-    def _grant(
-        self,
-        session: EngineSession,
-        chunks: int,
-        holds: HoldsByRank,
-        now_ns: int,
-        *,
-        rows: int | None,
-        set_group: int | None = None,
-    ) -> Leased:
+    def _grant(self, session: EngineSession, taken: Taken, now_ns: int) -> Leased:
         """A lease with a row for each chunk of its holds; a scheduler's has the levels alone, the worst of the ranks'."""
-        lease = self._leases.grant(
+        lease = self._make_lease(session, taken, now_ns)
+        rows = self.desk.columns_of(session.reader, lease)
+        return Leased(lease.id, lease.chunks, rows.offsets, rows.generations, rows.levels, rows.slots)
+
+    def _make_lease(self, session: EngineSession, taken: Taken, now_ns: int) -> Lease:
+        return self._leases.grant(
             session.connection,
-            chunks,
-            holds,
+            taken.chunks,
+            taken.holds,
             now_ns,
             least_ttl_ns=session.lease_ttl_ns,
-            rows=rows,
-            set_group=set_group,
+            rows=taken.rows,
+            set_group=taken.set_group,
         )
-        of_ranks = [self._directory.columns(of_rank) for of_rank in holds.values()]
-        if session.layout.rank is None:
-            return Leased(lease.id, chunks, b"", b"", _worst([columns.levels for columns in of_ranks]), b"")
-        (columns,) = of_ranks
-        return Leased(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def _duplicates(self, holds: HoldsByRank, holder: int) -> dict[int, list[HoldId]]:
         """Further holds on the same chunks, which count for a holder."""
