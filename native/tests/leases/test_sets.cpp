@@ -53,6 +53,18 @@ TEST(what_is_here_of_a_set_is_leased_once_each_and_the_first_key_is_used_last) {
                                           setting.pool.directory.place_of(key_of(3))->generation,
                                           setting.pool.directory.place_of(key_of(9))->generation};
   EXPECT(columns.generations == generations);
+  const Columns by_key = setting.desk.rows_by_key(setting.reader, set->lease, set->places, 5);
+  constexpr auto DRAM = static_cast<uint8_t>(Tier::DRAM);
+  EXPECT(by_key.levels == std::vector<uint8_t>({DRAM, NO_LEVEL, DRAM, NO_LEVEL, DRAM}));
+  EXPECT(by_key.generations == std::vector<uint64_t>({generations[2], 0, generations[1], 0, generations[0]}));
+  EXPECT(by_key.offsets == std::vector<uint64_t>({columns.offsets[2], 0, columns.offsets[1], 0, columns.offsets[0]}));
+  EXPECT(by_key.slots.size() == 5);
+  setting.reader.is_scheduler = true;
+  const Columns levels = setting.desk.rows_by_key(setting.reader, set->lease, set->places, 5);
+  EXPECT(levels.levels == by_key.levels && levels.offsets.empty() && levels.generations.empty() && levels.slots.empty());
+  setting.reader.is_scheduler = false;
+  const Columns nothing = setting.desk.rows_by_key(setting.reader, nullptr, {}, 2);
+  EXPECT(nothing.levels == std::vector<uint8_t>(2, NO_LEVEL) && nothing.offsets == std::vector<uint64_t>(2));
   EXPECT(setting.pool.directory.stats().held == 3 && setting.leases.chunks_of(5) == 3 && setting.leases.verify().empty());
   setting.release(*set);
   EXPECT(setting.pool.directory.stats().held == 0 && setting.pool.is_sound());
