@@ -131,15 +131,6 @@ void for_each_io(Body body) {
   }
 }
 
-template <typename Condition>
-void wait_until(Condition condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!condition() && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::yield();
-  }
-  EXPECT(condition());
-}
-
 // A queue over all of a setting that does its I/O in one way.
 inline std::unique_ptr<SsdQueue> make_queue(const SsdSetting& setting, IoKind kind, unsigned threads, size_t jobs_max) {
   auto queue = std::make_unique<SsdQueue>(setting.files, setting.arena, setting.board, threads, jobs_max,
