@@ -244,6 +244,11 @@ class ConnectorCalls(WorkerCalls):
         return False
 
     @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: object) -> bool:  # noqa: ARG003 - vLLM's interface
+        """Nothing of the pool's is left on the engine's KV while it sleeps (`unregister_kv_caches`)."""
+        return True
+
+    @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
         """A head's bytes in a row, where ranks of engines of other sizes take them one by one."""
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config

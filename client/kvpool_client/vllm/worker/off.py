@@ -40,6 +40,9 @@ class AbsentWorker:
         del tensors
         return True
 
+    def unregister(self) -> None:
+        """There is nothing."""
+
     def begin_step(self, plan: StepPlan) -> None:
         """A step begins: its loads fail."""
         self._plan = plan

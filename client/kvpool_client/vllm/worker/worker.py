@@ -12,6 +12,7 @@ The thread that runs the model, but for the load threads.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
@@ -98,6 +99,23 @@ class WorkerHalf:
             self._guard.warn_once("this worker has no pool", self._off)
             self.tally.count(f"refusals_{code_of(error)}")
         return True
+
+    def unregister(self) -> None:
+        """The engine's KV is about to lose its memory: end every copy from and to it, and all that was registered, the Pool
+        included. Until `register`, loads fail and saves end at once.
+
+        Loads under way fail, and those that have ended since the last step: what they have brought goes too. Saves have
+        `timeout_s` to end in. Idempotent. Bounded by what a load or a save may take.
+        """
+        for fetch in self._fetches():
+            self._guard.call("cancelling a load", None, fetch.cancel)
+        self._settle_sync()
+        wait_for_futures([future for _, future in self._running])  # their requests hear of it in the next step
+        self._memory = None
+        self._saver.leave_memory()
+        pool, self.pool, self._off = self.pool, None, ""
+        if pool is not None:
+            pool.close()
 
     def stays_quiet(self, plan: StepPlan) -> bool:
         """A step begins: whether it is as quiet as the one before it. If not, `begin_step` has to follow."""
@@ -226,16 +244,19 @@ class WorkerHalf:
 
     def close(self) -> None:
         """End loads, saves, threads and the Pool."""
-        for fetch in [*self._sync, *(fetch for fetch, _ in self._running)]:
+        for fetch in self._fetches():
             fetch.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._saver.close()
         if self.pool is not None:
             self.pool.close()
 
+    def _fetches(self) -> list[Fetch]:
+        return [*self._sync, *(fetch for fetch, _ in self._running)]
+
     def _begin_load(self, fetch: Fetch) -> None:
-        if self._memory is not None:
-            fetch.begin_load(self._memory)
+        if (memory := self._memory) is not None:
+            fetch.begin_load(memory)
 
     def _carry_out(self, fetch: Fetch) -> LoadOutcome:
         self._begin_load(fetch)
@@ -263,6 +284,8 @@ class WorkerHalf:
         self._trusted |= self._seen
 
     def _settle_load(self, fetch: Fetch, outcome: LoadOutcome) -> None:
+        if not fetch.is_wanted:  # what it has brought before that may be of other weights, or gone with its memory
+            outcome = failed(fetch.order, "cancelled")
         self._outcomes[fetch.request_id] = outcome
         self.tally.count("loads")
         self.tally.count("loaded_chunks", max(0, outcome.chunks - fetch.order.first_chunk))
