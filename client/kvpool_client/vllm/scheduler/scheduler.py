@@ -32,7 +32,7 @@ from kvpool_client.vllm.scheduler.hit_finder import HitFinder
 from kvpool_client.vllm.scheduler.hits_under_way import HitsUnderWay
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
-from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
+from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, has_hints, request_hints_of
 from kvpool_client.vllm.scheduler.requests import Tracked, boundaries_of, is_looked_up, rehashes_sessions
 from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
@@ -120,7 +120,7 @@ class SchedulerHalf:
         """A new request, which waits for its lookup. Of many at once most are looked at later, unless they bring hints."""
         if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = request
-        if self._offers.has_time_for_arrivals or getattr(request, "kv_transfer_params", None):
+        if self._offers.has_time_for_arrivals or has_hints(request):
             self._offers.begin_work()
             try:
                 self._track(request)

@@ -95,6 +95,21 @@ class Driver:
             "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
         }
 
+    def generate_hinted(self, prompt: list[int], tokens: int, hints: dict[str, Any]) -> Answer:
+        """Greedy tokens of a prompt that comes with an envelope of hints in vLLM's own form."""
+        from vllm import SamplingParams
+        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        actions = [KvHintAction(**action) for action in hints["actions"]]
+        envelope = KvHintsEnvelope(**{**hints, "actions": actions})
+        engine: Any = self._llm.llm_engine
+        engine.add_request("hinted", {"prompt_token_ids": prompt}, greedy, kv_hints=envelope)
+        output: Any = None
+        while engine.has_unfinished_requests():
+            output = next(iter(engine.step()), output)
+        return {"tokens": list(output.outputs[0].token_ids), "params": output.kv_transfer_params}
+
     def token_gaps(self, prompts: list[list[int]], tokens: int, copied_bytes: int = 0) -> Answer:
         """The seconds between two tokens of a request, of all requests, which are given to the engine at once.
 
