@@ -154,8 +154,9 @@ def hints_of_transfer_params(
 
         {kv_hints: envelope, retention: [{start, end, priority, duration}], decode_priority, decode_duration_s}
 
-    `envelope`: one that the request has outside of them; then theirs is not read. Answers the hints, the ranges for saves (those beside the envelope first), and the retention of the output. A mistake beside
-    the envelope is an outcome of the hints.
+    `envelope`: one that the request has outside of them; then theirs is not read. Answers the hints, the ranges for saves
+    (those beside the envelope first), and the retention of the output. A mistake beside the envelope is an outcome of the
+    hints.
     """
     params = params if isinstance(params, Mapping) else {}
     inside = (params[name] for name in ("kv_hints", "kv_hint") if params.get(name) is not None)

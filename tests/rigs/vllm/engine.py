@@ -165,8 +165,7 @@ class ScriptedEngine:
 
     def sleep(self) -> None:
         """vLLM's sleep: requests end, caches are reset, workers let go of their KV, whose memory goes."""
-        for request in list(self.requests):
-            self.abort(request)
+        self.abort_all()
         assert self.blocks.reset_prefix_cache()
         assert self.scheduler.reset_cache() is not False
         self.take_memory()
@@ -239,6 +238,10 @@ class ScriptedEngine:
             request.state = "aborted"
             return
         self._remove(request)
+
+    def abort_all(self) -> None:
+        for request in list(self.requests):
+            self.abort(request)
 
     def preempt(self, request: Request) -> None:
         """Its blocks are reused at once: they are filled with bytes that belong to no token."""

@@ -70,6 +70,10 @@ class WorkerCalls(TimedCalls):
             self._has_memory = True
             self._register_known()
 
+    def note_new_weights(self) -> None:
+        """The weights have been changed in place, by a call that connectors do not see."""
+        self._of_worker("new weights", None, lambda half: half.note_new_weights())
+
     def _register_known(self) -> None:
         if self._tensors is not None:
             self.register_kv_caches(self._tensors)
@@ -100,8 +104,10 @@ class WorkerCalls(TimedCalls):
     def _begin_late(self, plan: StepPlan) -> None:
         """Begin with what the plan has, if that was awaited."""
         while (late := self._late) is not None and (start := late.start_with(plan)) is not None:
-            self._late = None
+            self._late, before = None, self._worker
             self._timed(BEGIN, None, lambda begin: begin(), start)
+            if before is not None and self._worker is not None:
+                self._worker.weights_step = before.weights_step
             if self._has_memory:
                 self._register_known()
             else:
