@@ -1,4 +1,4 @@
-"""Standard output and standard error of a command: output that cannot be written is a failure of the command, reported in one line.
+"""Standard output and standard error of a command: output that cannot be written is its failure, reported in one line.
 
 A full disk or a closed descriptor shows at a write, or only when a buffer is flushed at the very end, where Python would print
 a traceback and choose the exit code. What cannot be written to standard error changes nothing. Main thread of a command only.
@@ -34,12 +34,14 @@ class _Output(io.FileIO):
             raise
         except OSError as error:
             self.has_failed = True
-            reason = "is closed" if error.errno == errno.EBADF else f"cannot be written: {os.strerror(error.errno or 0)}"
+            reason = (
+                "is closed" if error.errno == errno.EBADF else f"cannot be written: {os.strerror(error.errno or 0)}"
+            )
             raise _Unwritten(f"standard output {reason}") from error
 
 
 class _Errors(io.FileIO):
-    """A descriptor that silently discards what it cannot take: there is nobody to be told."""
+    """A descriptor that silently discards what it cannot take: nobody else reads it."""
 
     def write(self, data: object, /) -> int:
         """Write, or not."""
@@ -50,7 +52,7 @@ class _Errors(io.FileIO):
 
 
 def end_with(name: str, command: Callable[[], None]) -> None:
-    """Run a command of that name, which ends by SystemExit, and end the process with its code once all it has printed is written.
+    """Run a command of that name, which ends by SystemExit, and end the process with its code once all it printed is written.
 
     Where standard output is closed, a command that prints nothing ends with its own code.
     """

@@ -1,5 +1,5 @@
-"""Writes the daemon's options into a chart, the folder that the first argument names: into the schema of its values, and with their
-defaults into files/options.json, which its templates read.
+"""Writes the daemon's options into a chart, the folder that the first argument names: into the schema of its values, and with
+their defaults into files/options.json, which its templates read.
 
 A misspelt option, one that the chart sets by itself, or values that do not go together are then refused by Helm and not by the
 daemons of every node.

@@ -429,7 +429,7 @@ def config(section: str, **options: Any) -> dict[str, Any]:
 EVENTS = "tcp://127.0.0.1:5557"
 DISK = {"ssdPath": "/mnt/nvme0", **config("ssd", capacity="1TiB")}
 FLEET = CASES["fleet"]
-# Values that a release cannot work with, and what is said of them: names, values, what was expected.
+# Values that a release cannot work with, and the refusal: names, values, what was expected.
 TOGETHER: list[tuple[dict[str, Any], list[str]]] = [
     (
         config("dram", capacity="1PiB"),
@@ -441,7 +441,9 @@ TOGETHER: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         config("dram", capacity=80 << 30, segment="1GiB"),
-        ["resources.memory is 72Gi, expected room for config.dram.capacity, 85899345920, and config.dram.segment, 1GiB"],
+        [
+            "resources.memory is 72Gi, expected room for config.dram.capacity, 85899345920, and config.dram.segment, 1GiB"
+        ],
     ),
     (
         {"resources": {"hugepages-2Mi": "64Gi"}, **config("dram", huge_pages="hugetlb")},
@@ -552,7 +554,7 @@ def test_all_faults_of_values_are_in_one_refusal(chart: Path) -> None:
         {"resources": {"memory": 80 << 30, "cpu": 6}},
         {"resources": {"memory": "70G"}},
         {"resources": {"memory": "1Gi", "hugepages-2Mi": "65600Mi"}, **config("dram", huge_pages="hugetlb")},
-        # The daemon is told to take what there is not.
+        # The daemon takes what there is not.
         config("dram", capacity="100GiB", allow_overcommit=True),
         # There is nothing to write down.
         {"terminationGracePeriodSeconds": 11},

@@ -188,7 +188,11 @@ def test_what_is_no_absolute_path_gets_no_drop_in(tmp_path: Path, kvpoold: Path,
 def test_the_drop_in_of_a_second_instance_knows_its_own_directory(tmp_path: Path) -> None:
     config, dropin = tmp_path / "kvpool2.toml", tmp_path / "ssd-path.conf"
     command = [str(ROOT / "scripts/write-ssd-dropin"), str(config), str(dropin)]
-    for path, is_written in (("/var/lib/kvpool/ssd", True), ("/var/lib/kvpool2/ssd", False), ("/var/lib/kvpool22", True)):
+    for path, is_written in (
+        ("/var/lib/kvpool/ssd", True),
+        ("/var/lib/kvpool2/ssd", False),
+        ("/var/lib/kvpool22", True),
+    ):
         config.write_text(f'[ssd]\npath = "{path}"\n')
         assert _run(*command, KVPOOL_PYTHON=sys.executable).returncode == 0
         assert dropin.exists() == is_written, path
