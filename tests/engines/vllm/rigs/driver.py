@@ -401,8 +401,14 @@ def memory_back(worker: Any) -> None:
 def load_weights(worker: Any, path: str) -> None:
     """In a worker, as the methods do that trainers add to it."""
     from safetensors.torch import load_file
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    worker.model_runner.model.load_weights(load_file(f"{path}/model.safetensors").items())
+    model = worker.model_runner.model
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(model)  # the processor's form of the weights is not the checkpoint's
+        model.load_weights(load_file(f"{path}/model.safetensors").items())
+        finalize_layerwise_reload(model, worker.model_config)
 
 
 def _watch_pools() -> list[kv.Pool]:
