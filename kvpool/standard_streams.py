@@ -1,7 +1,8 @@
 """Standard output and standard error of a command: output that cannot be written is its failure, reported in one line.
 
 A full disk or a closed descriptor shows at a write, or only when a buffer is flushed at the very end, where Python would print
-a traceback and choose the exit code; a character that the terminal's encoding lacks is no failure. What cannot be written to standard error changes nothing. Main thread of a command only.
+a traceback and choose the exit code. A character that the terminal's encoding lacks is no failure, and what cannot be written
+to standard error changes nothing. Main thread of a command only.
 """
 
 import errno
