@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -98,7 +99,7 @@ def _model_of(facts: Any, engine: Engine, settings: Settings, environment: Mappi
         try:
             return short, Revision(given, weights=weights_of(place, "", environment))
         except LayoutMismatch as error:
-            if not settings.model:
+            if not settings.model or Path(place).exists():
                 raise Unserved(
                     UNKNOWN, str(error), "set the tier's revision to a name that changes whenever the weights do"
                 ) from error
