@@ -147,17 +147,20 @@ def parse_hints(envelope: object) -> Hints:
     return Hints(message_id, tuple(_action(entry, allowance) for entry in actions))
 
 
-def hints_of_transfer_params(params: object) -> tuple[Hints, tuple[TokenRange, ...], TokenRange | None]:
+def hints_of_transfer_params(
+    params: object, envelope: object = None
+) -> tuple[Hints, tuple[TokenRange, ...], TokenRange | None]:
     """Hints in a request's `kv_transfer_params`: an envelope (`kv_hints`, `kv_hint`), and retention beside it.
 
         {kv_hints: envelope, retention: [{start, end, priority, duration}], decode_priority, decode_duration_s}
 
-    Answers the hints, the ranges for saves (those beside the envelope first), and the retention of the output. A mistake beside
-    the envelope is an outcome of the hints.
+    `envelope`: one that the request has outside of them; then theirs is not read. Answers the hints, the ranges for saves
+    (those beside the envelope first), and the retention of the output. A mistake beside the envelope is an outcome of the
+    hints.
     """
-    if not isinstance(params, Mapping):
-        return Hints("", ()), (), None
-    given = next((params[name] for name in ("kv_hints", "kv_hint") if params.get(name) is not None), None)
+    params = params if isinstance(params, Mapping) else {}
+    inside = (params[name] for name in ("kv_hints", "kv_hint") if params.get(name) is not None)
+    given = envelope if envelope is not None else next(inside, None)
     hints = parse_hints(given) if given is not None else Hints("", ())
     ranges: tuple[TokenRange, ...] = ()
     output: TokenRange | None = None

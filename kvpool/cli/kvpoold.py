@@ -3,11 +3,10 @@
 A SIGHUP means "read the configuration again" and ends no kvpoold: it is ignored before the daemon's modules are imported, which
 takes a third of a second, until `server.app` serves it, and again from there to the process's end. Main thread only.
 
-Exit codes: 0 stopped by a signal, 1 could not serve, 2 wrong usage or configuration.
+Exit codes: 0 stopped by a signal, 1 could not serve or print, 2 wrong usage or configuration.
 """
 
 import gc
-import os
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import click
 
 from kvpool.memory_limit import limit_note
+from kvpool.standard_streams import end_with
 from kvpool.version_option import version_option
 
 REFERENCE = Path(__file__).parents[1] / "share" / "kvpool.toml"
@@ -30,7 +30,7 @@ Examples:
 \b
 Exit codes:
   0  stopped by SIGTERM or SIGINT (which end it as signals do before it serves), or --check found no fault
-  1  could not serve
+  1  could not serve, or print
   2  wrong usage or configuration, or this machine lacks what it takes"""
 
 
@@ -39,9 +39,7 @@ def main() -> None:
     gc.disable()  # a tenth of a start: what the imports make stays; enabled when the socket is there
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration in any case
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends the process as SIGTERM does, until the daemon catches both
-    if sys.stderr is None:  # closed: the log has no reader
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-    sys.exit(run(sys.argv[1:]))
+    end_with("kvpoold", lambda: sys.exit(run(sys.argv[1:])))
 
 
 def run(arguments: list[str]) -> int:

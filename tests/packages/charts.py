@@ -17,7 +17,7 @@ with helm_python.Chart.load(question["chart"]) as chart:
         try:
             rendered = chart.render(values, name=question["name"], namespace=question["namespace"])
             answers.append({"rendered": rendered})
-        except helm_python.HelmValuesError as error:
+        except (helm_python.HelmValuesError, helm_python.HelmRenderError) as error:
             answers.append({"refused": str(error)})
 json.dump(answers, sys.stdout)
 """

@@ -405,17 +405,169 @@ def test_a_changed_configuration_restarts_the_daemons(chart: Path) -> None:
             "at '/config/server': additional properties 'socket' not allowed",
         ),
         ({"configuration": {}}, "additional properties 'configuration' not allowed"),
-        ({"peer": {"enabled": True}}, "at '/secretName': minLength"),
+        ({"secretName": "kvpool keys"}, "'kvpool keys' does not match pattern"),
         ({"runPath": "run/kvpool"}, "at '/runPath'"),
         ({"ssdPath": "/mnt/nvme0/"}, "at '/ssdPath'"),
+        ({"ssdPath": "/mnt/nvme0/../nvme1"}, "at '/ssdPath'"),
         ({"uid": 0}, "at '/uid': minimum"),
         ({"gpu": {"enabled": "yes"}}, "at '/gpu/enabled': got string, want boolean"),
         ({"resources": {"memory": None}}, "at '/resources': missing property 'memory'"),
+        ({"resources": {"memory": "72GiB"}}, "at '/resources/memory': '72GiB' does not match pattern"),
+        ({"resources": {"cpu": 0}}, "at '/resources/cpu': exclusiveMinimum"),
         ({"maxUnavailable": 0}, "at '/maxUnavailable'"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(chart: Path, values: dict[str, Any], fault: str) -> None:
     assert fault in refusal(chart, merged(IMAGE, values))
+
+
+def config(section: str, **options: Any) -> dict[str, Any]:
+    """Values with options of a section of kvpool.toml."""
+    return {"config": {section: options}}
+
+
+EVENTS = "tcp://127.0.0.1:5557"
+DISK = {"ssdPath": "/mnt/nvme0", **config("ssd", capacity="1TiB")}
+FLEET = CASES["fleet"]
+# Values that a release cannot work with, and the refusal: names, values, what was expected.
+TOGETHER: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        config("dram", capacity="1PiB"),
+        ["config.dram.capacity is 1PiB, expected a size from 64KiB to 4TiB, in B, KiB, MiB, GiB or TiB"],
+    ),
+    (
+        config("dram", capacity="72GiB"),
+        ["resources.memory is 72Gi, expected room for config.dram.capacity, 72GiB, and config.dram.segment, 64MiB"],
+    ),
+    (
+        config("dram", capacity=80 << 30, segment="1GiB"),
+        [
+            "resources.memory is 72Gi, expected room for config.dram.capacity, 85899345920, and config.dram.segment, 1GiB"
+        ],
+    ),
+    (
+        {"resources": {"hugepages-2Mi": "64Gi"}, **config("dram", huge_pages="hugetlb")},
+        [
+            "resources.hugepages-2Mi is 64Gi, expected room for config.dram.capacity, 64GiB, "
+            "and config.dram.segment, 64MiB"
+        ],
+    ),
+    (
+        config("dram", huge_pages="hugetlb"),
+        ["resources.hugepages-2Mi is 0, expected room for config.dram.capacity, 64GiB, and config.dram.segment, 64MiB"],
+    ),
+    (
+        merged(FLEET, {"peer": {"port": 9471}}),
+        ["peer.streamPort is 9471, expected another port than that of peer.port"],
+    ),
+    (
+        merged(FLEET, CASES["metrics"], {"peer": {"port": 8443}}),
+        ["peer.port is 8443, expected another port than that of the proxy of metrics.enabled"],
+    ),
+    (
+        merged(CASES["metrics"], config("events", publish="tcp://127.0.0.1:9469")),
+        ["config.events.publish is tcp://127.0.0.1:9469, expected another port than that of the daemon's metrics"],
+    ),
+    (
+        config("events", publish=EVENTS, replay=EVENTS),
+        [f"config.events.replay is {EVENTS}, expected another port than that of config.events.publish"],
+    ),
+    (
+        config("server", domain_secret_file="/secrets/domain"),
+        ["secretName is empty, expected a secret because config.server.domain_secret_file is /secrets/domain"],
+    ),
+    (
+        {"peer": {"enabled": True}, **config("peer", etcd_key="/secrets/etcd.key")},
+        [
+            "secretName is empty, expected a secret with node.key and nodes.allow because peer.enabled is true",
+            "secretName is empty, expected a secret because config.peer.etcd_key is /secrets/etcd.key",
+        ],
+    ),
+    (
+        config("server", stop_timeout="11m"),
+        ["terminationGracePeriodSeconds is 660, expected more than config.server.stop_timeout, 11m"],
+    ),
+    (
+        merged(DISK, {"terminationGracePeriodSeconds": 610}),
+        [
+            "terminationGracePeriodSeconds is 610, expected more than config.server.stop_timeout, 10s, "
+            "and config.ssd.stop_timeout, 10m"
+        ],
+    ),
+    (
+        config("ssd", stop_timeout="600"),
+        ["config.ssd.stop_timeout is 600, expected a duration with its unit, from 0s to 24h"],
+    ),
+    (
+        {"image": {"repository": "registry.example/kvpool:1.2.3"}},
+        ["image.repository is registry.example/kvpool:1.2.3, expected a name without a tag: that is image.tag"],
+    ),
+    (
+        {"ssdPath": "/mnt/nvme0"},
+        ["config.ssd.capacity is 0B, expected the size of the tier in ssdPath, /mnt/nvme0"],
+    ),
+    (
+        config("ssd", capacity="1TiB"),
+        ["ssdPath is empty, expected a directory of the node because config.ssd.capacity is 1TiB"],
+    ),
+    (
+        config("hbm", device="cuda:0"),
+        ["gpu.enabled is false, expected true because config.hbm.device is cuda:0"],
+    ),
+    *(
+        ({"runPath": path}, [f"runPath is {path}, expected a directory of kvpool's own, such as /run/kvpool"])
+        for path in ("/run", "/var/run", "/dev/shm", "/data/run", "/secrets", "/opt/kvpool", "/usr/lib/kvpool")
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "lines"), TOGETHER)
+def test_values_that_cannot_work_are_refused_with_what_was_expected(
+    chart: Path, values: dict[str, Any], lines: list[str]
+) -> None:
+    assert refusal(chart, merged(IMAGE, values)).splitlines()[1:] == lines
+
+
+def test_all_faults_of_values_are_in_one_refusal(chart: Path) -> None:
+    # None of these hides another.
+    values = {
+        "image": {"repository": "kvpool:1"},
+        "peer": {"enabled": True, "port": 9471},
+        "terminationGracePeriodSeconds": 5,
+        **config("dram", capacity="1PiB"),
+    }
+    named = [line.split(" is ")[0] for line in refusal(chart, values).splitlines()[1:]]
+    assert named == [
+        "image.repository",
+        "config.dram.capacity",
+        "terminationGracePeriodSeconds",
+        "secretName",
+        "peer.streamPort",
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image": {"repository": "registry.example:5000/kvpool"}},
+        {"resources": {"memory": "65Gi"}},
+        {"resources": {"memory": 80 << 30, "cpu": 6}},
+        {"resources": {"memory": "70G"}},
+        {"resources": {"memory": "1Gi", "hugepages-2Mi": "65600Mi"}, **config("dram", huge_pages="hugetlb")},
+        # The daemon takes what there is not.
+        config("dram", capacity="100GiB", allow_overcommit=True),
+        # There is nothing to write down.
+        {"terminationGracePeriodSeconds": 11},
+        merged(DISK, {"terminationGracePeriodSeconds": 11}, config("ssd", stop_timeout="500ms")),
+        # One is the pod's own address, the other the loopback.
+        merged(FLEET, config("events", publish="tcp://127.0.0.1:9470")),
+        config("events", publish="tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0"),
+        # A name of the daemon's own folder, which is mounted.
+        config("server", domain_secret_file="/run/kvpool/domain"),
+    ],
+)
+def test_values_that_can_work_are_taken(chart: Path, values: dict[str, Any]) -> None:
+    assert render(chart, merged(IMAGE, values))
 
 
 def test_the_values_of_the_page_are_taken(chart: Path, tmp_path: Path) -> None:
@@ -440,6 +592,7 @@ def test_every_value_is_used_documented_and_in_the_schema(chart: Path) -> None:
     # With everything on and something of everything, each value changes what is made.
     everything = merged(
         IMAGE,
+        DISK,
         {
             "secretName": "kvpool-keys",
             "gpu": {"enabled": True},

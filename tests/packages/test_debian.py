@@ -1,6 +1,7 @@
 """The Debian package: what is in it, and that it installs, serves and goes on a bare machine without a network."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -9,14 +10,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.packages.debian import INSTALL, PYTHON, install_package, try_daemon
+from kvpool.cli.kvpoold import command as kvpoold
+from kvpool_tools.cli.kvpoolctl import cli as kvpoolctl
+from tests.packages.debian import AWAIT, INSTALL, PYTHON, SOCKET, install_package, try_daemon
 from tests.packages.roots import TREE, Machine, run_words
 
 INSTALLED_MAX_MB = 80
 DOCS = "usr/share/doc/kvpool"
 COMMANDS = ("kvpoold", "kvpoolctl")
+SECTIONS = [
+    *("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "ENVIRONMENT", "FILES"),
+    *("EXIT STATUS", "EXAMPLES", "SEE ALSO"),
+]
 # A page's link, without what follows #; and one of an image.
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
@@ -95,7 +103,7 @@ def test_a_later_build_has_the_higher_version(package: Path, unpacked: Path) -> 
         run_words("dpkg", "--compare-versions", earlier, "lt", later)
 
 
-def test_its_pages_lead_somewhere_and_its_commands_have_theirs(unpacked: Path) -> None:
+def test_its_pages_lead_somewhere(unpacked: Path) -> None:
     pages = sorted((unpacked / DOCS).rglob("*.md"))
     links = [(page, link) for page in pages for link in LINK.findall(page.read_text()) if "://" not in link]
     assert len(links) > 90
@@ -104,16 +112,37 @@ def test_its_pages_lead_somewhere_and_its_commands_have_theirs(unpacked: Path) -
     assert (unpacked / DOCS / "examples/tiny_engine.py").exists()
     unit = (unpacked / "lib/systemd/system/kvpoold.service").read_text()
     assert f"Documentation=file:/{DOCS}/docs/operations.md" in unit
-    for command in COMMANDS:
-        page = unpacked / f"usr/share/man/man8/{command}.8.gz"
-        shown = subprocess.run(["man", "--warnings", "-l", page], capture_output=True, text=True, timeout=60)
-        assert (shown.returncode, shown.stderr) == (0, "")
-        assert "Exit codes:" in shown.stdout
 
 
-def test_lintian_finds_no_error(package: Path) -> None:
+def test_lintian_finds_nothing(package: Path) -> None:
     assert shutil.which("lintian"), "no lintian: apt-get install lintian"
-    run_words("lintian", "--allow-root", "--fail-on", "error", package)
+    assert run_words("lintian", "--allow-root", "--fail-on", "error,warning", package) == ""
+
+
+def test_a_manual_page_has_every_command_and_option_whole(unpacked: Path) -> None:
+    shown = {
+        name: subprocess.run(
+            ["man", "--warnings", "-l", unpacked / f"usr/share/man/man8/{name}.8.gz"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "MANWIDTH": "500", "LC_ALL": "C.UTF-8"},
+        )
+        for name in COMMANDS
+    }
+    for name, page in shown.items():
+        assert (page.returncode, page.stderr) == (0, "")
+        sections = [line for line in page.stdout.splitlines() if line.isupper() and "(8)" not in line]
+        assert sections == [section for section in SECTIONS if name == "kvpoolctl" or section != "COMMANDS"]
+    context = click.Context(kvpoolctl, info_name="kvpoolctl")
+    for command in kvpoolctl.list_commands(context):
+        found = kvpoolctl.get_command(context, command)
+        assert found is not None
+        assert f"\n   kvpoolctl {command}\n" in shown["kvpoolctl"].stdout
+        for option in found.params:
+            assert all(word in shown["kvpoolctl"].stdout for word in option.opts if word.startswith("-"))
+    for option in kvpoold.params:
+        assert all(f"\n       {word}" in shown["kvpoold"].stdout for word in option.opts)
 
 
 def test_a_bare_machine_stores_a_chunk_and_is_bare_again(
@@ -157,6 +186,22 @@ def test_a_bare_machine_stores_a_chunk_and_is_bare_again(
     bare.run_script("userdel kvpool; rm -r /var/lib/kvpool")
     bare.run_script(f"{INSTALL} /packages/{package.name}; userdel kvpool; rm -r /var/lib/kvpool")
     assert "kept" not in bare.run_script("dpkg --purge kvpool")
+
+
+def test_a_daemon_started_by_hand_is_named_when_the_package_goes(
+    machine: Callable[..., Machine], package: Path
+) -> None:
+    bare = machine()
+    install_package(bare, package)
+    output = bare.run_script(
+        f"""setpriv --reuid kvpool --regid kvpool --init-groups kvpoold --set dram.capacity=64MiB 2>/packages/log & daemon=$!
+        {AWAIT.format(socket=SOCKET)}
+        echo "pid $daemon"; dpkg --remove kvpool; kill -0 "$daemon"; kill "$daemon"; wait "$daemon" || true"""
+    )
+    (pid,) = re.findall(r"(?m)^pid (\d+)$", output)
+    assert f"process {pid} was started by hand and still runs kvpool, whose files are gone: kill {pid}\n" in output
+    bare.run_script("dpkg --install /packages/kvpool_*.deb")
+    assert "started by hand" not in bare.run_script("dpkg --remove kvpool")
 
 
 def test_it_goes_where_systemd_does_not_answer(machine: Callable[..., Machine], package: Path) -> None:

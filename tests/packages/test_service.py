@@ -70,16 +70,33 @@ def test_everything_runs_under_the_unit(booted: Machine, built: Callable[[str], 
     _await(booted, '[ "$(systemctl show kvpoold --property=NRestarts,ActiveState --value | xargs)" = "1 active" ]')
     assert info(booted)["early_ends"] == "1"
 
-    # A second one beside it.
-    booted.run_script(
-        """printf '[dram]\\ncapacity = "64MiB"\\n' >/etc/kvpool/kvpool2.toml; systemctl start kvpoold@2"""
-    )
-    try_round_trip(booted, "/run/kvpool2/kvpool.sock")
-    booted.run_script("systemctl reload kvpoold@2; systemctl stop kvpoold@2 kvpoold other")
+    booted.run_script("systemctl stop kvpoold other")
     assert booted.try_script("ls /run/kvpool/kvpool.sock.lock").returncode != 0
     journal = booted.run_script("journalctl --no-pager -u kvpoold").lower()
     assert "operation not permitted" not in journal
     assert "is discarded" not in journal
+
+
+def test_a_second_instance_is_set_up_as_the_page_says(booted: Machine, built: Callable[[str], Path]) -> None:
+    install_package(booted, built("kvpool_*.deb"))
+    page = (TREE / "docs/operations.md").read_text().partition("\n### A second instance\n")[2]
+    copy, *lines = page.partition("```\n")[2].partition("```")[0].splitlines()
+    booted.run_script(f"{copy}; install -d -m 700 -o kvpool -g kvpool /srv/kvpool2; systemctl start kvpoold")
+    edited = '[dram]\ncapacity = "64MiB"\n[ssd]\npath = "/srv/kvpool2"\ncapacity = "64MiB"\n'
+    booted.run_script(f"cat >/etc/kvpool/kvpool2.toml <<'END'\n{edited}END")
+    output = booted.run_script("\n".join(lines))
+    # It has looked at its own place, not at the first one's.
+    assert "no fault for a daemon at /run/kvpool2/kvpool.sock\n" in output
+    assert re.search(r"(?m)^socket:/run/kvpool2/kvpool.sock$", output), output
+    _await(booted, "kvpoolctl --socket /run/kvpool2/kvpool.sock stats ssd | grep -qx ssd.state:ok")
+    try_round_trip(booted, "/run/kvpool2/kvpool.sock")
+    booted.run_script("systemctl reload kvpoold@2")
+    assert "started by hand" not in booted.run_script("dpkg --remove kvpool")
+    assert booted.try_script("grep -las ^/usr/lib/kvpool /proc/[0-9]*/cmdline").stdout == ""
+    dropin = "/etc/systemd/system/kvpoold@2.service.d/ssd-path.conf"
+    # An operator wrote it: it is there for the next installation.
+    booted.run_script(f"test -e {dropin}; dpkg --purge kvpool")
+    assert booted.try_script(f"test -e {dropin}").returncode == 1
 
 
 def test_a_reload_needs_no_program_and_refuses_a_fault(booted: Machine, built: Callable[[str], Path]) -> None:

@@ -4,6 +4,7 @@ A wheel for another processor is run by an emulator of its instructions: the mod
 """
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,19 +30,17 @@ RUN = [("bookworm", "3.11", "cp311-cp311"), ("trixie", "3.13", "cp312-abi3")]
 START_TO_CHUNK_S = 60
 Find = Callable[[str], Path]
 
-# Installs the wheel, of the folder beside it and no other place, and stores chunks through its daemon.
-INSTALL = """
-apt-get install --no-download --yes --no-install-recommends python3 python3-venv >/dev/null 2>&1
-python3 -m venv /opt/kvpool
-/opt/kvpool/bin/pip install --quiet --no-index --find-links /packages/wheels '/packages/{wheel}[daemon]'
-"""
+# What the page has an operator do: collect what a wheel needs; make an environment on a node; install there, offline.
+PAGE = (TREE / "docs/operations.md").read_text()
+COLLECT, MAKE, INSTALL = re.search(r"```\n(pip download .*)\n(.*?) *#.*\n(.*)\n```", PAGE).groups()  # type: ignore[union-attr]
+# Stores chunks through its daemon.
 SERVE = """
 cd /tmp
 /opt/kvpool/bin/kvpoold --set server.socket=/tmp/kvpool.sock --set dram.capacity=16MiB \\
   --set ssd.path=/tmp/ssd --set ssd.create=true --set ssd.capacity=64MiB >/tmp/log 2>&1 &
 daemon=$!
 until /opt/kvpool/bin/kvpoolctl --socket /tmp/kvpool.sock info >/tmp/info 2>/dev/null; do
-  kill -0 $daemon || {{ cat /tmp/log; exit 1; }}
+  kill -0 $daemon || { cat /tmp/log; exit 1; }
   sleep 0.1
 done
 /opt/kvpool/bin/python -I /packages/round_trip.py /tmp/kvpool.sock
@@ -75,14 +74,28 @@ def _download(wheel: Path, release: str, python: str) -> Path:
     """A folder with the wheels of everything that the wheel and its extra need."""
     folder = DOWNLOADED / release
     folder.mkdir(parents=True, exist_ok=True)
-    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
-    command += [f"--python-version={python}", *platforms, f"{wheel}[daemon]"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    for earlier in folder.glob("kvpool-*"):
+        earlier.unlink()
+    (words,) = re.findall(r"`pip download` takes `(.*)` too", PAGE)
+    words = words.replace("3.11", python)
+    command = _of(COLLECT, wheel).replace("--dest wheels", f"--dest {folder} {words}")
+    ended = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=wheel.parent, capture_output=True, text=True, timeout=600
+    )
     assert ended.returncode == 0, ended.stderr
-    for own in folder.glob("kvpool-*"):
-        own.unlink()
     return folder
+
+
+def _of(line: str, wheel: Path) -> str:
+    """A line of the page, for this wheel."""
+    assert "kvpool-….whl" in line
+    return line.replace("kvpool-….whl", wheel.name)
+
+
+def _start(wheel: Path, extra: str = "[daemon]") -> str:
+    """What makes a bare machine one that the wheel is installed on."""
+    python = "apt-get install --no-download --yes --no-install-recommends python3 python3-venv >/dev/null 2>&1"
+    return f"{python}\ncd /packages\n{MAKE}\n{_of(INSTALL, wheel).replace('[daemon]', extra)}\n"
 
 
 @pytest.fixture
@@ -93,12 +106,10 @@ def installed(built: Find, machine: Callable[[str], Machine]) -> Callable[[str, 
         wheel = _wheel(built, f"{tags}-manylinux_2_28_x86_64")
         downloaded = _download(wheel, release, python)
         bare = machine(release)
-        (bare.shared / "wheels").mkdir()
-        for file in (wheel, TREE / "packaging/round_trip.py"):
-            bare.share_file(file)
-        subprocess.run(["cp", "-r", f"{downloaded}/.", str(bare.shared / "wheels")], check=True)
+        bare.share_file(TREE / "packaging/round_trip.py")
+        shutil.copytree(downloaded, bare.shared / "wheels")
         started = time.monotonic()
-        bare.run_script(INSTALL.format(wheel=wheel.name) + SERVE.format())
+        bare.run_script(_start(wheel) + SERVE)
         seconds = time.monotonic() - started
         print(f"{wheel.name} on {release}: {seconds:.1f} s to the first chunk stored; the bar is {START_TO_CHUNK_S} s")
         return bare
@@ -131,9 +142,8 @@ def test_without_its_extra_the_commands_name_it(built: Find, machine: Callable[[
     wheel = _wheel(built, "cp311-cp311-manylinux_2_28_x86_64")
     downloaded = _download(wheel, "bookworm", "3.11")
     bare = machine("bookworm")
-    subprocess.run(["cp", "-r", str(downloaded), str(bare.shared / "wheels")], check=True)
-    bare.share_file(wheel)
-    bare.run_script(INSTALL.format(wheel=wheel.name).replace("[daemon]", ""))
+    shutil.copytree(downloaded, bare.shared / "wheels")
+    bare.run_script(_start(wheel, extra=""))
     bare.run_script("/opt/kvpool/bin/python -I -c 'import kvpool_client'")
     for command in ("kvpoold", "kvpoolctl info", "kvpoold --version"):
         ended = bare.try_script(f"/opt/kvpool/bin/{command}")

@@ -2,8 +2,8 @@
 
     python -m tests.rigs.engine_interfaces > tests/golden/engine_interfaces.txt
 
-writes what is at hand anew and keeps what is not. A line is a class and one of its methods; what is abstract says so. Before an
-engine's lines stands the version that they are of.
+writes the version at hand anew, or adds it, and keeps the others: an adapter may serve several of an engine. A line is a class
+and one of its methods or fields; what is abstract says so. Before the lines of a version stands its name.
 """
 
 import ast
@@ -45,6 +45,8 @@ INTERFACES = {
                 "SupportsHMA",
             ),
             "distributed/kv_transfer/kv_connector/v1/metrics.py": ("KVConnectorStats", "KVConnectorPromMetrics"),
+            "distributed/kv_events.py": ("BlockStored", "BlockRemoved", "AllBlocksCleared"),
+            "v1/kv_hints/protocol.py": ("KvHintAction", "KvHintsEnvelope"),
         },
     ),
     "sglang": Interface(
@@ -86,15 +88,18 @@ def signatures(engine: str) -> list[str]:
     return lines
 
 
-def recorded(engine: str) -> list[str]:
-    """The engine's lines in the golden file."""
-    return [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"{engine} ")]
-
-
-def recorded_version(engine: str) -> str:
-    """The version that the engine's lines in the golden file are of."""
-    (line,) = [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"# {engine} ")]
-    return line.removeprefix(f"# {engine} ")
+def recorded(engine: str) -> dict[str, list[str]]:
+    """The engine's lines in the golden file, by version, the oldest first."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in GOLDEN.read_text().splitlines():
+        mark, _, rest = line.partition(" ")
+        if mark == "#":
+            name, _, of_version = rest.partition(" ")
+            lines = found.setdefault(of_version, []) if name == engine else []
+        else:
+            lines.append(line)
+    return found
 
 
 def methods_of(lines: list[str], class_name: str) -> dict[str, ast.arguments]:
@@ -143,17 +148,20 @@ def _names_alone(arguments: ast.arguments) -> ast.arguments:
     return bare
 
 
-def _version_at_hand(interface: Interface) -> str:
+def version_at_hand(engine: str) -> str:
+    """The version of the engine's sources. Requires: they are at hand."""
+    interface = INTERFACES[engine]
     wheel = os.environ.get(interface.wheel, "")
     return Path(wheel).name.split("-")[1] if wheel else version(packages_distributions()[interface.package][0])
 
 
 def main() -> None:
-    for engine, interface in INTERFACES.items():
-        found = signatures(engine)
-        sys.stdout.write(f"# {engine} {_version_at_hand(interface) if found else recorded_version(engine)}\n")
-        for line in found or recorded(engine):
-            sys.stdout.write(line + "\n")
+    for engine in INTERFACES:
+        known = recorded(engine)
+        if found := signatures(engine):
+            known[version_at_hand(engine)] = found
+        for of_version, lines in known.items():
+            sys.stdout.write("\n".join([f"# {engine} {of_version}", *lines, ""]))
 
 
 if __name__ == "__main__":

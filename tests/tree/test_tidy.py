@@ -64,6 +64,7 @@ BASE = {
         "socket_path",
         "_version",
         "version_option",
+        "standard_streams",
     ),
 }
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.

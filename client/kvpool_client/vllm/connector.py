@@ -57,6 +57,7 @@ from kvpool_client.vllm.timed_calls import LOG, Answer
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.sync_loads import served_loads
+from kvpool_client.vllm.worker.weight_watch import watch_weights
 from kvpool_client.vllm.worker.worker import WorkerHalf
 from kvpool_client.vllm.worker.worker_calls import BEGIN, WorkerCalls
 
@@ -105,6 +106,8 @@ class ConnectorCalls(WorkerCalls):
         # What plans have for the workers until these report.
         self._unsent_layers: StageLayers | None = None
         self._unsent_name: tuple[str, str] | None = None
+        if role.name == "WORKER":
+            watch_weights()
         self._start(vllm_config, role.name, kv_cache_config)
 
     def _start(
@@ -242,6 +245,11 @@ class ConnectorCalls(WorkerCalls):
     def requires_kv_delivery(self) -> bool:
         """A save that is dropped is a later miss, nothing else."""
         return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: object) -> bool:  # noqa: ARG003 - vLLM's interface
+        """Nothing of the pool's is left on the engine's KV while it sleeps (`unregister_kv_caches`)."""
+        return True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:

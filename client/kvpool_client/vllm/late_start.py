@@ -7,22 +7,21 @@ Until then the engine runs without the pool. A worker gets both with the schedul
 halves of an engine agree. One thread at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kvpool_client.vllm.identity.identity import ModelName
 from kvpool_client.vllm.plan import StepPlan
 from kvpool_client.vllm.ranks.stage_layers import OwnLayers
-from kvpool_client.vllm.surface import BlockPool, Tensor
+from kvpool_client.vllm.surface import BlockPool
 
 
 class LateStart:
-    """See the module. `tensors` and `blocks`: what vLLM has given the connector meanwhile."""
+    """See the module. `blocks`: vLLM's, which it has given the connector meanwhile."""
 
     # The layers that this process shows the scheduler, where those of all stages are awaited.
     own: OwnLayers | None = None
 
     def __init__(self) -> None:
-        self.tensors: Mapping[str, Tensor] | None = None
         self.blocks: BlockPool | None = None
 
     def start_with(self, plan: StepPlan) -> Callable[[], None] | None:

@@ -73,6 +73,8 @@ class StepPlan(NamedTuple):
     `acknowledged`: the last step of which the scheduler knows that a synchronous load failed in it. What a worker computes
     between a failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes
     nothing.
+    `renewed`: the last step before the scheduler's epoch of weights began; −1: none has. A worker whose weights have changed
+    since loads and saves nothing.
     `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
     `stage_layers`: of a hybrid model in several stages, and `name`: the model's with its revision, where its files had to be
     read; each until every worker has it.
@@ -88,6 +90,7 @@ class StepPlan(NamedTuple):
     board: str = ""
     stage_layers: StageLayers | None = None
     name: tuple[str, str] | None = None
+    renewed: int = -1
 
 
 NO_PLAN = StepPlan(0)
@@ -125,7 +128,8 @@ class StepReport(NamedTuple):
     pool.
 
     `ended_saves`: how many ranks have ended a pinned save, by its number. `unsaved`: the first chunk of a request that was not
-    saved because another save was just writing it.
+    saved because another save was just writing it. `weights_step`: the last step before this rank's weights were changed in
+    place; −1: they never were.
     """
 
     step: int
@@ -134,6 +138,7 @@ class StepReport(NamedTuple):
     off: str = ""
     ended_saves: Mapping[int, int] = _NONE
     unsaved: Mapping[str, int] = _NONE
+    weights_step: int = -1
 
     def aggregate(self, other: "StepReport") -> "StepReport":
         """The combined report of two ranks: of each load the shorter one, then the one that has cost more; ended saves are
@@ -154,6 +159,7 @@ class StepReport(NamedTuple):
             off=_joined(self.off, other.off),
             ended_saves=ended,
             unsaved=unsaved,
+            weights_step=max(self.weights_step, other.weights_step),
         )
 
 

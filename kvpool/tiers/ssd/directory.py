@@ -108,5 +108,5 @@ def _check_found(path: Path, found: os.stat_result, user: int) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise SsdUnavailable(
             "the daemon may not write there: chmod 700 it, mount it for writing, or, under the systemd unit, which lets it "
-            f"write to its own directories alone, run make install-service again or add a drop-in with ReadWritePaths={path}"
+            f"write to its own directories alone, add a drop-in with ReadWritePaths={path} (docs/operations.md, Configure)"
         )

@@ -15,6 +15,7 @@ from kvpool.errors import InvalidArgument
 from kvpool_tools.bench.disk import has_disk
 from kvpool_tools.cli.simulation.options import parse_blocks
 from kvpool_tools.sim.pool import POLICIES
+from kvpool_tools.sim.replay_times import write_times
 from kvpool_tools.sim.traces import BLOCK_TOKENS
 from tests.rigs.kvpoolctl import ctl, execute
 from tests.rigs.simulations import random_prompts
@@ -125,6 +126,21 @@ def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) 
     assert of["stored"]["hit_blocks_dram"] < of["left-out"]["hit_blocks_dram"], "what is never used again takes room"
     assert of["counted"]["hit_blocks_dram"] == of["left-out"]["hit_blocks_dram"]
     assert of["counted"]["lru_hit_rate"] == of["stored"]["lru_hit_rate"] == of["stored"]["hit_rate"]
+
+
+def test_a_document_that_finds_no_room_is_one_line_and_a_failure(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(4, 30))
+    run = _simulate(trace, "--capacity", "50%", "--policy", "lru", "--out", "/dev/full")
+    assert (run.exit_code, run.stderr) == (1, "kvpoolctl: /dev/full cannot be written: No space left on device\n")
+    with pytest.raises(InvalidArgument, match="--times /dev/full cannot be written: No space left on device"):
+        write_times(Path("/dev/full"), [1.0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_a_picture_that_finds_no_room_is_one_line_and_a_failure(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(4, 30))
+    run = _simulate(trace, "--capacity", "50%", "--policy", "lru", "--png", "/dev/full")
+    assert (run.exit_code, run.stderr) == (1, "kvpoolctl: /dev/full cannot be written: No space left on device\n")
 
 
 def test_the_human_readable_output_is_a_table_and_a_document(tmp_path: Path) -> None:

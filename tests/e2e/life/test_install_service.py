@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,46 @@ def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kv
     (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/my disk"\n')
     refused = _install(root, "--kvpoold", str(kvpoold))
     assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('[ssd]\npath = "mnt/nvme0"\n', "'mnt/nvme0'"),
+        ('[ssd]\npath = "."\n', "'.'"),
+        ("[ssd]\npath = 5\n", "5"),
+        ("[ssd]\npath = true\n", "True"),
+        ("[ssd]\npath = false\n", "False"),
+        ("[ssd]\npath = []\n", "[]"),
+        ('[ssd]\npath = "/"\n', "'/'"),
+        ('[ssd]\npath = "/var/lib/kvpool/../../../etc"\n', "'/var/lib/kvpool/../../../etc'"),
+        ('[ssd]\npath = "/mnt/./nvme0"\n', "'/mnt/./nvme0'"),
+    ],
+)
+def test_what_is_no_absolute_path_gets_no_drop_in(tmp_path: Path, kvpoold: Path, text: str, shown: str) -> None:
+    root = tmp_path / "root"
+    (root / CONFIG_PLACE).parent.mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text(text)
+    refused = _install(root, "--kvpoold", str(kvpoold))
+    assert refused.returncode == 1
+    assert f"write-ssd-dropin: ssd.path is {shown}, expected the absolute path of a directory" in refused.stderr
+    assert not (root / DROPIN_PLACE).exists()
+    (root / CONFIG_PLACE).write_text("ssd = '/mnt/nvme0'\n")
+    refused = _install(root, "--kvpoold", str(kvpoold))
+    assert (refused.returncode, "ssd is '/mnt/nvme0', expected a section" in refused.stderr) == (1, True)
+
+
+def test_the_drop_in_of_a_second_instance_knows_its_own_directory(tmp_path: Path) -> None:
+    config, dropin = tmp_path / "kvpool2.toml", tmp_path / "ssd-path.conf"
+    command = [str(ROOT / "scripts/write-ssd-dropin"), str(config), str(dropin)]
+    for path, is_written in (
+        ("/var/lib/kvpool/ssd", True),
+        ("/var/lib/kvpool2/ssd", False),
+        ("/var/lib/kvpool22", True),
+    ):
+        config.write_text(f'[ssd]\npath = "{path}"\n')
+        assert _run(*command, KVPOOL_PYTHON=sys.executable).returncode == 0
+        assert dropin.exists() == is_written, path
 
 
 def test_a_configuration_that_is_no_toml_gets_no_drop_in(tmp_path: Path, kvpoold: Path) -> None:

@@ -209,6 +209,9 @@ def test_bench_ends_with_failure_where_a_figure_is_slower_than_in_an_earlier_doc
     out, before = tmp_path / "now.json", tmp_path / "before.json"
     measure = ("bench", "engines", "--quick")
     assert execute(*measure, "--out", str(before)).returncode == 0
+    full = execute(*measure, "--out", "/dev/full")
+    line = "kvpoolctl: /dev/full cannot be written: No space left on device\n"
+    assert (full.returncode, full.stderr.endswith(line)) == (1, True), full.stderr
     document = json.loads(before.read_text())
     for row in document["rows"]:
         row |= {"ratio": 100.0, "ratio_spread": [99.0, 101.0]}

@@ -9,7 +9,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import click
 import pytest
 
 from kvpool.errors import DaemonUnresponsive
@@ -146,18 +145,18 @@ def test_a_timeout_out_of_its_range_is_wrong_usage(given: str, message: str) -> 
 
 @pytest.mark.parametrize("arguments", PRINTING)
 def test_a_closed_standard_output_is_one_line_and_a_failure(
-    shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+    shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: str
 ) -> None:
-    """Run in this process; `tests/unit/cli/test_standard_output.py` executes the command."""
+    """Run in this process; `tests/unit/cli/test_standard_streams.py` executes the command."""
     monkeypatch.setattr(sys, "argv", ["kvpoolctl", "--socket", shared_daemon.socket, *arguments.split()])
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", sys.stderr)
         with pytest.raises(SystemExit) as ended:
             main()
-        with contextlib.suppress(click.ClickException):
-            sys.stdout.close()
+        sys.stdout.close()
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "kvpoolctl: standard output cannot be written: No space left on device\n"
+    assert capfd.readouterr().err == "kvpoolctl: standard output cannot be written: No space left on device\n"
 
 
 def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon) -> None:

@@ -108,6 +108,20 @@ def test_priorities_reach_the_pool_and_the_answer_comes_back(setting: Setting, p
     ]
 
 
+def test_hints_in_vllms_own_form_reach_the_pool(setting: Setting, plain: Plain) -> None:
+    asked = prompt(905, 3 * CHUNK_TOKENS + 5)
+    retain = {"action_id": "keep", "action_type": "kv.retain", "action_version": "1.0"}
+    payload = {"end": CHUNK_TOKENS, "priority": 85}
+    hints = {"protocol_version": "0.1", "message_id": "own", "actions": [{**retain, "payload": payload}]}
+    answer = setting.engine.ask("generate_hinted", prompt=asked, tokens=CHUNK_TOKENS, hints=hints)
+    assert [answer["tokens"]] == plain(GROUPED).tokens([asked], CHUNK_TOKENS)
+    found = stored(setting.daemon)
+    assert [found[chunk].priority for chunk in chunks_of(asked)] == [85, DEFAULT_PRIORITY, DEFAULT_PRIORITY]
+    reply = answer["params"]["kvpool_hints"]
+    assert reply["message_id"] == "own"
+    assert [(entry["action_id"], entry["status"]) for entry in reply["outcomes"]] == [("keep", "accepted")]
+
+
 def test_tokens_are_the_same_with_any_hints(setting: Setting, plain: Plain) -> None:
     asked = [prompt(910 + number, 200 + number) for number in range(8)]
     params: list[Any] = [

@@ -121,9 +121,7 @@ class ScriptedEngine:
         self.blocks = ScriptedBlocks(blocks, self.memory.overwrite, self._blocks_in_use)
         bound = self.blocks if holds_blocks else SimpleNamespace(evict_blocks=self.blocks.evict_blocks)
         self.scheduler.bind_gpu_block_pool(bound)
-        own_layers = {divmod(at, ranks): worker.get_handshake_metadata() for at, worker in enumerate(self.workers)}
-        if any(each is not None for each in own_layers.values()):
-            self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(own_layers)))
+        self._shake_hands()
         self.budget = budget
         self.shows_tables = shows_tables or model.has_states
         self.is_speculative = is_speculative
@@ -164,6 +162,31 @@ class ScriptedEngine:
         """vLLM's `reset_prefix_cache(reset_connector=True)`: its own blocks first, if nobody holds any, then the connector."""
         self.blocks.reset_prefix_cache()
         return bool(self.scheduler.reset_cache())
+
+    def sleep(self) -> None:
+        """vLLM's sleep: requests end, caches are reset, workers let go of their KV, whose memory goes."""
+        self.abort_all()
+        assert self.blocks.reset_prefix_cache()
+        assert self.scheduler.reset_cache() is not False
+        self.take_memory()
+
+    def take_memory(self) -> None:
+        """The workers' part of it."""
+        for worker in self.workers:
+            worker.unregister_kv_caches()
+        self.memory.take_away()
+
+    def wake_up(self) -> None:
+        """The memory is there again, with nothing in it; workers register it again and are introduced again."""
+        self.memory.bring_back()
+        for worker in self.workers:
+            worker.restore_kv_caches()
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        own_layers = {divmod(at, self.ranks): worker.get_handshake_metadata() for at, worker in enumerate(self.workers)}
+        shown = {place: own for place, own in own_layers.items() if own is not None}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(shown)))
 
     def idle(self) -> None:
         """Step on without requests for as long as the connector has work."""
@@ -215,6 +238,10 @@ class ScriptedEngine:
             request.state = "aborted"
             return
         self._remove(request)
+
+    def abort_all(self) -> None:
+        for request in list(self.requests):
+            self.abort(request)
 
     def preempt(self, request: Request) -> None:
         """Its blocks are reused at once: they are filled with bytes that belong to no token."""

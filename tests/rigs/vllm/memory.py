@@ -18,6 +18,8 @@ from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.specs import STATE_PADDING, WIDTH
 
+GONE = 253
+
 
 class ScriptedMemory:
     """See the module. `numbers`: of the model's layers in each group; `heads_of`: heads of each layer of a group on a rank;
@@ -52,6 +54,22 @@ class ScriptedMemory:
         for layers in self._arrays:
             for array in layers:
                 array[places] = 254
+
+    def take_away(self) -> None:
+        """The memory is gone: no byte of it is changed by anybody before `bring_back`."""
+        self._fill(GONE)
+
+    def bring_back(self) -> None:
+        """It is there again, and belongs to no token."""
+        for layers in self._arrays:
+            for array in layers:
+                assert (array == GONE).all(), "written while it was gone"
+        self._fill(0)
+
+    def _fill(self, value: int) -> None:
+        for layers in self._arrays:
+            for array in layers:
+                array[:] = value
 
     def is_right(self, rank: int, group: int, layer: int, request: Request, span: range) -> bool:
         """Whether the KV of a span of a request's tokens is in place."""

@@ -29,6 +29,7 @@ class Request:
     is_session: bool = False
     is_rehashed: bool = True
     kv_transfer_params: Any = None
+    kv_hints: Any = None
     answer: Any = None
 
     def __post_init__(self) -> None:

@@ -110,6 +110,20 @@ def arrive_with_a_promise(engine: Any, request: Request, held_tokens: int = 0) -
     wait_until(lambda: matched(engine, request, held_tokens)[0] is not None, "the daemon has promised chunks")
 
 
+def load_unreported(engine: Any, request: Request) -> None:
+    """A step that takes the request up, and whose load has ended when it returns; the worker reports that with the next
+    step."""
+    arrive_with_a_promise(engine, request)
+    half = engine.workers[0]._worker
+    half.take_finished = set
+    try:
+        engine.step()
+    finally:
+        del half.take_finished
+    ((_, future),) = half._running
+    assert future.result(60.0).is_complete
+
+
 def keys_of(engine: Any, tokens: list[int], rank: int = 0) -> kv.KeyChain:
     """The keys of a prompt's chunks on a rank."""
     pool = engine.workers[rank]._worker.pool

@@ -110,13 +110,16 @@ def test_own_prefixes_are_outdated_from_new_weights_until_they_are_dropped() -> 
     own = OwnPrefixes()
     own.renew()
     assert own.are_old, "nothing was forgotten before"
-    own.note_reset()
+    own.note_reset(7)
     assert not own.are_old
     own.renew()
     assert not own.are_old, "forgotten, and nothing computed since"
     own.note_used()
     own.renew()
     assert own.are_old
+    for step, are_old in ((6, False), (7, False), (8, True)):
+        own.renew(step)
+        assert own.are_old is are_old, "what was computed since the reset is of the weights after that step"
 
 
 def test_a_reset_waits_for_both_requests_of_a_save() -> None:

@@ -15,7 +15,7 @@ from kvpool.config.path_options import check_writable
 from kvpool_tools.bench.compare import SLOWER, TIMES, Earlier, Terms
 from kvpool_tools.bench.machine import describe_machine
 from kvpool_tools.cli.kvpoolctl import Options
-from kvpool_tools.cli.output import print_json, print_table
+from kvpool_tools.cli.output import print_json, print_table, writing
 
 Row = dict[str, Any]
 
@@ -94,7 +94,8 @@ class Report:
         if self._is_json:
             print_json(document)
         if self._asked.out is not None:
-            Path(self._asked.out).write_text(json.dumps(document, indent=2) + "\n")
+            with writing(self._asked.out):
+                Path(self._asked.out).write_text(json.dumps(document, indent=2) + "\n")
         self._print_compared("slower", self.slower)
 
     def _print_compared(self, title: str, rows: Sequence[Row]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.errors import InvalidArgument
+from kvpool_tools.cli.output import writing
 
 PICTURE_INCHES = (7.0, 4.5)
 GIB = 1 << 30
@@ -49,7 +50,8 @@ def plot_hit_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
-    figure.savefig(path, format="png", dpi=120)
+    with writing(path):
+        figure.savefig(path, format="png", dpi=120)
 
 
 def plot_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -69,7 +71,8 @@ def plot_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("missed by LRU, % of the bytes asked for")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, format="png", dpi=120)
+    with writing(path):
+        figure.savefig(path, format="png", dpi=120)
 
 
 def _capacity(row: Mapping[str, Any]) -> float:

@@ -5,6 +5,7 @@ The commands themselves are in modules of their own. Exit codes: 0 ok, 1 failure
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,10 @@ from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument
 from kvpool.ids import PROBE_MODEL, SERVICE_SOCKET
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
+from kvpool.standard_streams import end_with
 from kvpool.units import parse_duration
 from kvpool.version_option import version_option
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
-from kvpool_tools.cli.standard_output import end_with
 
 # Shorter than a container's probe waits for a command, the start of Python included.
 TIMEOUT = "2s"
@@ -232,7 +233,9 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    end_with(lambda: cli(prog_name="kvpoolctl"))
+    if sys.stdout is None:  # before an order is carried out whose report nobody would see
+        fail("standard output is closed", EXIT_FAILURE)
+    end_with(NAME, lambda: cli(prog_name=NAME))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ Nothing here talks to a daemon. Main thread of a command only.
 
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -82,6 +84,15 @@ def fail(message: str, code: int) -> NoReturn:
     """Print on standard error what failed, and end with the exit code."""
     sys.stderr.write(f"kvpoolctl: {escaped(message)}\n")
     sys.exit(code)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Encloses what writes a file; ends the command where that fails, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}", EXIT_FAILURE)
 
 
 def _is_word(value: object) -> bool:

@@ -12,8 +12,11 @@ from kvpool.errors import InvalidArgument
 
 
 def write_times(path: Path, began_s: Sequence[float]) -> None:
-    """Write the file."""
-    path.write_text("".join(f"{at_s:.9f}\n" for at_s in began_s))
+    """Write the file. Raises InvalidArgument where that fails."""
+    try:
+        path.write_text("".join(f"{at_s:.9f}\n" for at_s in began_s))
+    except OSError as error:
+        raise InvalidArgument(f"--times {path} cannot be written: {error.strerror}") from error
 
 
 def read_times(path: Path) -> list[float]:

@@ -10,26 +10,30 @@ METHOD = "reset_prefix_cache"
 
 
 class OwnPrefixes:
-    """Whether vLLM's own blocks can have KV of earlier weights: from new weights on until vLLM has reset its prefix cache."""
+    """Whether vLLM's own blocks can have KV of earlier weights: from new weights on until vLLM has reset its prefix cache.
+
+    A step is the last one before something happened.
+    """
 
     def __init__(self) -> None:
         self.are_old = False
         self._are_none = False
+        self._reset_step = -1
 
     def __repr__(self) -> str:
         return f"<OwnPrefixes {'of earlier weights, too' if self.are_old else 'of these weights'}>"
 
-    def note_reset(self) -> None:
+    def note_reset(self, step: int) -> None:
         """vLLM has reset its prefix cache."""
-        self.are_old, self._are_none = False, True
+        self.are_old, self._are_none, self._reset_step = False, True, step
 
     def note_used(self) -> None:
         """A request was given blocks."""
         self._are_none = False
 
-    def renew(self) -> None:
-        """The weights have changed."""
-        self.are_old = not self._are_none
+    def renew(self, step: int | None = None) -> None:
+        """The weights have changed: now, or in the past after a step."""
+        self.are_old = not self._are_none and (step is None or self._reset_step < step)
 
 
 def watch_resets(pool: object, before: Callable[[], None], after: Callable[[bool], None]) -> bool:

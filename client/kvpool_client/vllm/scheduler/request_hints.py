@@ -1,7 +1,9 @@
-"""Hints of one request: its `kv_transfer_params`, read once, and what is answered.
+"""Hints of one request: its `kv_hints` and `kv_transfer_params`, read once, and what is answered.
 
     {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
      "save": "prompt" | "all" | true | false, "load": true | false | "wait", "owner": node}
+
+An envelope that vLLM itself was given with the request (`kv_hints`) is read instead of one in the parameters.
 
 They come from the sender of the request, so they are checked and never raise: a mistake is an outcome with its reason, and the
 request is served without it. Saves carry the retention of their own chunks; `hint_sender.py` sends what concerns chunks that
@@ -128,15 +130,21 @@ class HintReply:
 NO_ANSWER = "the daemon has not answered yet"
 
 
+def has_hints(request: EngineRequest) -> bool:
+    """Whether a request may have any."""
+    return getattr(request, "kv_hints", None) is not None or getattr(request, "kv_transfer_params", None) is not None
+
+
 def request_hints_of(request: EngineRequest) -> RequestHints:
     """The hints of a request."""
-    params = getattr(request, "kv_transfer_params", None)
-    if params is None:
+    if not has_hints(request):
         return NO_HINTS
-    if not isinstance(params, Mapping):
-        wrong = Outcome("", BESIDE, REJECTED, f"kv_transfer_params is {type(params).__name__}, expected a map")
-        return replace(NO_HINTS, hints=Hints("", (wrong,)))
-    hints, ranges, output = hints_of_transfer_params(params)
+    given = getattr(request, "kv_transfer_params", None)
+    params: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    hints, ranges, output = hints_of_transfer_params(params, getattr(request, "kv_hints", None))
+    if given is not None and params is not given:
+        wrong = Outcome("", BESIDE, REJECTED, f"kv_transfer_params is {type(given).__name__}, expected a map")
+        hints = replace(hints, actions=(*hints.actions, wrong))
     save, save_fault = _switch(params, "save", SAVES)
     load, load_fault = _switch(params, "load", LOADS)
     owner, owner_fault = _owner(params)

@@ -32,7 +32,7 @@ from kvpool_client.vllm.scheduler.hit_finder import HitFinder
 from kvpool_client.vllm.scheduler.hits_under_way import HitsUnderWay
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
-from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
+from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, has_hints, request_hints_of
 from kvpool_client.vllm.scheduler.requests import Tracked, boundaries_of, is_looked_up, rehashes_sessions
 from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
@@ -91,6 +91,7 @@ class SchedulerHalf:
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
+        self._renewed = -1  # the last step before it
         self._own_prefixes = OwnPrefixes()
         self._pins = Pins(geometry.ranks.count, self._clock, settings.timeout_s)
         self._sightings = SightingCounts(settings.save_after)
@@ -120,7 +121,7 @@ class SchedulerHalf:
         """A new request, which waits for its lookup. Of many at once most are looked at later, unless they bring hints."""
         if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = request
-        if self._offers.has_time_for_arrivals or getattr(request, "kv_transfer_params", None):
+        if self._offers.has_time_for_arrivals or has_hints(request):
             self._offers.begin_work()
             try:
                 self._track(request)
@@ -269,7 +270,17 @@ class SchedulerHalf:
                 self._pins.release_after(pinned_before)
                 self._planner.forget_tables(self._requests)
         board = self._pins.board_path
-        return StepPlan(number, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
+        return StepPlan(
+            number,
+            self._acknowledged,
+            loads,
+            saves or (),
+            cancelled,
+            is_idle,
+            node=node_name(),
+            board=board,
+            renewed=self._renewed,
+        )
 
     def _first_waiting(self) -> Iterator[Tracked]:
         """The requests that vLLM has not asked about yet, as far as there is time to look at them."""
@@ -334,6 +345,10 @@ class SchedulerHalf:
                 self._hits_under_way.end_load(request_id)
         if report.failed_step > self._acknowledged:
             self._acknowledged = report.failed_step
+        if report.weights_step > self._renewed:
+            remedy = "call reset_prefix_cache(reset_connector=True) when they are changed"
+            self._guard.warn_once("the weights were changed in place, and requests have run since", remedy)
+            self.renew(report.weights_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
         """The request has ended or was aborted. Returns the answer to its hints, if it had any."""
@@ -364,14 +379,15 @@ class SchedulerHalf:
         """New events of the pool, in the engine's own form; never waits."""
         return self._feed.take_batch() if self._feed is not None else []
 
-    def renew(self) -> bool:
+    def renew(self, changed_after: int | None = None) -> bool:
         """Begin a new weight epoch: no chunk of the old weights is found, and no running load counts for the new ones.
 
         Requests that had no blocks yet are looked up again, the others are neither loaded nor saved: they may have KV of the
-        old ones. So may vLLM's own blocks until it has reset its prefix cache. Returns True.
+        old ones. So may vLLM's own blocks until it has reset its prefix cache. `changed_after`: the step after which the
+        weights were changed; None: the last one. Returns True.
         """
-        self._epoch = new_epoch()
-        self._own_prefixes.renew()
+        self._epoch, self._renewed = new_epoch(), self._step
+        self._own_prefixes.renew(changed_after)
         if self._own_prefixes.are_old:
             remedy = "nothing is saved until reset_prefix_cache succeeds: call it again when no request runs"
             self._guard.warn_once("vLLM has prefixes of earlier weights", remedy)
@@ -408,7 +424,7 @@ class SchedulerHalf:
     def _after_reset(self, is_done: bool) -> None:
         if not is_done:
             return
-        self._own_prefixes.note_reset()
+        self._own_prefixes.note_reset(self._step)
         if self._feed is not None:
             self._feed.republish()
         for entry in self._requests.values():

@@ -45,6 +45,11 @@ class Fetch:
         """The id of the request."""
         return self.order.request_id
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether nobody has cancelled it."""
+        return self._is_wanted
+
     def begin_load(self, memory: EngineMemory) -> None:
         """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:

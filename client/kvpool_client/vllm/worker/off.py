@@ -18,6 +18,7 @@ class AbsentWorker:
     """See the module. `off`: the reason."""
 
     loads_by_layer = saves_by_layer = False
+    weights_step = -1
 
     def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()
@@ -39,6 +40,13 @@ class AbsentWorker:
         """Do nothing with them. True: the reason was logged and counted before."""
         del tensors
         return True
+
+    def unregister(self) -> None:
+        """There is nothing."""
+
+    def note_new_weights(self) -> None:
+        """For the half that may take its place."""
+        self.weights_step = self._plan.step
 
     def begin_step(self, plan: StepPlan) -> None:
         """A step begins: its loads fail."""
@@ -100,7 +108,8 @@ class AbsentWorker:
     def report(self) -> StepReport:
         """The report: why this rank is off, and the outcomes of its orders."""
         loads, self._outcomes = self._outcomes, {}
-        return StepReport(self._plan.step, self._failed_step, loads, self._off, self.drain(0.0))
+        ended = self.drain(0.0)
+        return StepReport(self._plan.step, self._failed_step, loads, self._off, ended, weights_step=self.weights_step)
 
     def close(self) -> None:
         """End what the scheduler's half reads."""

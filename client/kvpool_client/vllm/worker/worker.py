@@ -5,13 +5,14 @@ for one layer at a time, and the first call that asks for their outcomes settles
 asks before the forward pass has ended. `Saver` carries out saves. Invariants: every order is answered once, with an outcome;
 after a failed synchronous load nothing is saved until a plan acknowledges the failure, because what was computed since may
 depend on KV that never came (vLLM gives no request the blocks of an asynchronous one before it knows its outcome); a load that
-was not waited for counts as failed.
+was not waited for counts as failed; with weights that the scheduler does not know of nothing is loaded or saved.
 
 The thread that runs the model, but for the load threads.
 """
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
@@ -68,6 +69,8 @@ class WorkerHalf:
         self._trusted: set[int] = set()
         self._seen: set[int] = set()
         self._is_settled = True
+        # The last step before the weights were changed in place; −1: they never were.
+        self.weights_step = -1
         # Whether there is work at each layer of this step.
         self.loads_by_layer = self.saves_by_layer = False
         # Whether this step has no work, and nothing is under way or to be reported: as in most decoding steps.
@@ -98,6 +101,29 @@ class WorkerHalf:
             self._guard.warn_once("this worker has no pool", self._off)
             self.tally.count(f"refusals_{code_of(error)}")
         return True
+
+    def unregister(self) -> None:
+        """The engine's KV is about to lose its memory: end every copy from and to it, and all that was registered, the Pool
+        included. Until `register`, loads fail and saves end at once.
+
+        Loads under way fail, and those that have ended since the last step: what they have brought goes too. Saves have
+        `timeout_s` to end in. Idempotent. Bounded by what a load or a save may take.
+        """
+        for fetch in self._fetches():
+            self._guard.call("cancelling a load", None, fetch.cancel)
+        self._settle_sync()
+        wait_for_futures([future for _, future in self._running])  # their requests hear of it in the next step
+        self._memory = None
+        self._saver.leave_memory()
+        pool, self.pool, self._off = self.pool, None, ""
+        if pool is not None:
+            pool.close()
+
+    def note_new_weights(self) -> None:
+        """The weights have been changed in place: nothing is loaded or saved until a plan is of a later epoch."""
+        self.weights_step = self._plan.step
+        for fetch in self._fetches():
+            self._guard.call("cancelling a load", None, fetch.cancel)
 
     def stays_quiet(self, plan: StepPlan) -> bool:
         """A step begins: whether it is as quiet as the one before it. If not, `begin_step` has to follow."""
@@ -139,6 +165,8 @@ class WorkerHalf:
         for order in self._plan.loads:
             divided = self._divided[max(order.tiers, default=Level.DRAM)]
             fetch = Fetch(order, ticket=self._ticket, clock=self._clock, divided=divided)
+            if not self._is_of_these_weights():
+                fetch.cancel()
             if order.is_async:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
@@ -202,7 +230,7 @@ class WorkerHalf:
     def report(self) -> StepReport:
         """The report of this step for the scheduler's half."""
         if self.is_quiet:
-            return StepReport(self._plan.step, self._failed_step, off=self._off)
+            return StepReport(self._plan.step, self._failed_step, off=self._off, weights_step=self.weights_step)
         self._settle_sync()
         self._saver.poll()
         loads, self._outcomes = self._outcomes, {}
@@ -213,6 +241,7 @@ class WorkerHalf:
             off=self._off,
             ended_saves=self._saver.take_ended(),
             unsaved=self._saver.take_unsaved(),
+            weights_step=self.weights_step,
         )
 
     def drop_saves(self) -> None:
@@ -226,16 +255,19 @@ class WorkerHalf:
 
     def close(self) -> None:
         """End loads, saves, threads and the Pool."""
-        for fetch in [*self._sync, *(fetch for fetch, _ in self._running)]:
+        for fetch in self._fetches():
             fetch.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._saver.close()
         if self.pool is not None:
             self.pool.close()
 
+    def _fetches(self) -> list[Fetch]:
+        return [*self._sync, *(fetch for fetch, _ in self._running)]
+
     def _begin_load(self, fetch: Fetch) -> None:
-        if self._memory is not None:
-            fetch.begin_load(self._memory)
+        if (memory := self._memory) is not None:
+            fetch.begin_load(memory)
 
     def _carry_out(self, fetch: Fetch) -> LoadOutcome:
         self._begin_load(fetch)
@@ -263,6 +295,8 @@ class WorkerHalf:
         self._trusted |= self._seen
 
     def _settle_load(self, fetch: Fetch, outcome: LoadOutcome) -> None:
+        if not fetch.is_wanted:  # what it has brought before that may be of other weights, or gone with its memory
+            outcome = failed(fetch.order, "cancelled")
         self._outcomes[fetch.request_id] = outcome
         self.tally.count("loads")
         self.tally.count("loaded_chunks", max(0, outcome.chunks - fetch.order.first_chunk))
@@ -277,4 +311,7 @@ class WorkerHalf:
                 self._failed_step = self._plan.step
 
     def _may_save(self) -> bool:
-        return self._failed_step <= self._plan.acknowledged
+        return self._failed_step <= self._plan.acknowledged and self._is_of_these_weights()
+
+    def _is_of_these_weights(self) -> bool:
+        return self._plan.renewed >= self.weights_step

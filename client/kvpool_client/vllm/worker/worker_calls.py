@@ -35,6 +35,8 @@ class WorkerCalls(TimedCalls):
         self._scheduler_node = ""  # as it was checked last
         self._quiet: WorkerHalf | None = None
         self._late: LateStart | None = None
+        self._tensors: Mapping[str, Tensor] | None = None  # the KV that vLLM has registered
+        self._has_memory = True  # whether they have any, that is, the engine is not asleep
 
     @property
     def has_worker(self) -> bool:
@@ -52,11 +54,29 @@ class WorkerCalls(TimedCalls):
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
-        if self._late is not None:
-            self._late.tensors = kv_caches
+        self._tensors = kv_caches
         is_registered = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
         if self._worker is not None and not is_registered:
             self._refused.count(f"refusals_{OTHER}")
+
+    def unregister_kv_caches(self) -> None:
+        """vLLM takes the memory of its KV away, to sleep: see WorkerHalf.unregister."""
+        self._has_memory = False
+        self._of_worker("unregistering KV caches", None, lambda half: half.unregister())
+
+    def restore_kv_caches(self) -> None:
+        """The memory is there again, at the same addresses: register the same tensors, at a new Pool."""
+        if not self._has_memory:
+            self._has_memory = True
+            self._register_known()
+
+    def note_new_weights(self) -> None:
+        """The weights have been changed in place, by a call that connectors do not see."""
+        self._of_worker("new weights", None, lambda half: half.note_new_weights())
+
+    def _register_known(self) -> None:
+        if self._tensors is not None:
+            self.register_kv_caches(self._tensors)
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
         """Other requests are about to write to blocks: no copy of the step before may read them."""
@@ -84,10 +104,14 @@ class WorkerCalls(TimedCalls):
     def _begin_late(self, plan: StepPlan) -> None:
         """Begin with what the plan has, if that was awaited."""
         while (late := self._late) is not None and (start := late.start_with(plan)) is not None:
-            self._late = None
+            self._late, before = None, self._worker
             self._timed(BEGIN, None, lambda begin: begin(), start)
-            if late.tensors is not None:
-                self.register_kv_caches(late.tensors)
+            if before is not None and self._worker is not None:
+                self._worker.weights_step = before.weights_step
+            if self._has_memory:
+                self._register_known()
+            else:
+                self.unregister_kv_caches()
 
     def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
         """See WorkerHalf.start_loads."""

@@ -95,6 +95,21 @@ class Driver:
             "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
         }
 
+    def generate_hinted(self, prompt: list[int], tokens: int, hints: dict[str, Any]) -> Answer:
+        """Greedy tokens of a prompt that comes with an envelope of hints in vLLM's own form."""
+        from vllm import SamplingParams
+        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        actions = [KvHintAction(**action) for action in hints["actions"]]
+        envelope = KvHintsEnvelope(**{**hints, "actions": actions})
+        engine: Any = self._llm.llm_engine
+        engine.add_request("hinted", {"prompt_token_ids": prompt}, greedy, kv_hints=envelope)
+        output: Any = None
+        while engine.has_unfinished_requests():
+            output = next(iter(engine.step()), output)
+        return {"tokens": list(output.outputs[0].token_ids), "params": output.kv_transfer_params}
+
     def token_gaps(self, prompts: list[list[int]], tokens: int, copied_bytes: int = 0) -> Answer:
         """The seconds between two tokens of a request, of all requests, which are given to the engine at once.
 
@@ -149,6 +164,56 @@ class Driver:
     def forget(self) -> Answer:
         """Empty the engine's own prefix cache."""
         return {"done": bool(self._llm.reset_prefix_cache())}
+
+    def sleep(self, level: int, prompts: list[list[int]]) -> Answer:
+        """vLLM's own sleep while these prompts run, and what its later releases do in a worker, where it ignores sleep on the
+        CPU: the connector lets go, and then the memory is gone."""
+        from vllm import SamplingParams
+
+        endless = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True, detokenize=False)
+        engine: Any = self._llm.llm_engine
+        names = [f"asleep-{number}" for number in range(len(prompts))]
+        for name, ids in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": ids}, endless)
+        for _ in range(3 * bool(prompts)):
+            engine.step()
+        self._llm.sleep(level=level)
+        engine.abort_request(names)  # in one process the front end does not hear of it
+        self._llm.collective_rpc(memory_gone)
+        return {}
+
+    def wake_up(self) -> Answer:
+        """The same for waking up: the connector registers again and is introduced again, then requests may come."""
+        self._llm.collective_rpc(memory_back)
+        core = self._llm.llm_engine.engine_core.engine_core
+        shown: dict[Any, Any] = {}
+        for of_worker in core.model_executor.get_kv_connector_handshake_metadata() or ():
+            shown.update(of_worker or {})
+        core.scheduler.connector.set_xfer_handshake_metadata_pp_aware(shown)
+        self._llm.wake_up()
+        return {}
+
+    def change_weights(self, path: str, way: str) -> Answer:
+        """Load a model's weights in place, by vLLM's own call for it or by a method of a trainer's in the worker."""
+        if way == "reload_weights":
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        else:
+            self._llm.collective_rpc(load_weights, args=(path,))
+        return {}
+
+    def change_weights_while_running(self, prompt: list[int], tokens: int, path: str) -> Answer:
+        """The same in the midst of a request, which goes on."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        engine: Any = self._llm.llm_engine
+        engine.add_request("through", {"prompt_token_ids": prompt}, params)
+        for _ in range(tokens // 2):
+            engine.step()
+        self.change_weights(path, "load_weights")
+        while engine.has_unfinished_requests():
+            engine.step()
+        return {}
 
     def forget_amid_saves(self, prompts: list[list[int]]) -> Answer:
         """Empty the engine's own prefix cache as an update of weights does, right after prompts were computed."""
@@ -310,6 +375,34 @@ class Driver:
     def has_spoiled(self) -> Answer:
         """True if a load has met the flipped bit."""
         return {"spoiled": self._is_spoiled}
+
+
+def memory_gone(worker: Any) -> None:
+    """In a worker: before the memory of the KV goes, and then nothing is in it."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    if has_kv_transfer_group():
+        get_kv_transfer_group().unregister_kv_caches()
+    for cache in worker.model_runner.kv_caches:
+        cache.fill_(float("nan"))
+
+
+def memory_back(worker: Any) -> None:
+    """In a worker: there is memory again, the same, with zeros in it."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    for cache in worker.model_runner.kv_caches:
+        assert bool(cache.isnan().all()), "somebody has written to memory that was gone"
+        cache.zero_()
+    if has_kv_transfer_group():
+        get_kv_transfer_group().restore_kv_caches()
+
+
+def load_weights(worker: Any, path: str) -> None:
+    """In a worker, as the methods do that trainers add to it."""
+    from safetensors.torch import load_file
+
+    worker.model_runner.model.load_weights(load_file(f"{path}/model.safetensors").items())
 
 
 def _watch_pools() -> list[kv.Pool]:

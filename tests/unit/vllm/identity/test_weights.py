@@ -4,7 +4,7 @@ import pytest
 
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm.request import Request
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, load_unreported, prompt
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
@@ -91,6 +91,18 @@ def test_a_load_under_way_is_not_used_with_the_new_weights(start: StartEngine, d
     assert engine.recomputed == 1
     assert counted(engine, "saved_chunks") == 5
     wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
+
+
+def test_a_load_that_ended_just_before_is_not_used_with_the_new_weights(start: StartEngine) -> None:
+    """vLLM does not know of it yet."""
+    engine = start()
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    request = Request("loaded", list(TOKENS), new_tokens=2)
+    load_unreported(engine, request)
+    assert engine.scheduler.reset_cache()
+    engine.run(request)
+    assert engine.recomputed == 1
 
 
 def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start: StartEngine) -> None:

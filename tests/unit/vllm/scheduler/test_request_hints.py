@@ -181,6 +181,43 @@ def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
     return counted(engine, name) == amount
 
 
+def as_objects(given: dict[str, Any]) -> SimpleNamespace:
+    """An envelope as vLLM has it: objects, each payload a map."""
+    return SimpleNamespace(**{**given, "actions": [SimpleNamespace(**action) for action in given["actions"]]})
+
+
+def test_an_envelope_that_vllm_was_given_is_read_before_the_parameters(start: StartEngine) -> None:
+    engine = start()
+    own = as_objects(envelope(("kv.retain", {"end": CHUNK, "priority": 90}), ("kv.fetch", {"block_hashes": [7]})))
+    inside = {"kv_hints": envelope(("kv.retain", {"priority": 10})), "retention": [{"start": CHUNK, "priority": 70}]}
+    for number, params in enumerate([None, inside]):
+        request = Request(
+            f"kept-{number}",
+            prompt(1 + number, 2 * CHUNK + 1),
+            kv_transfer_params=params,
+            kv_hints=own,
+            new_tokens=CHUNK,
+        )
+        engine.arrive(request)
+        wait_until(answered(engine, request), "the daemon has answered")
+        engine.run(request)
+        beside = [("retention", "accepted")] if params else []
+        assert statuses(request) == [("kv.retain", "accepted"), ("kv.fetch", "rejected"), *beside]
+        assert priorities(engine, request)[:2] == [90, 70 if params else DEFAULT_PRIORITY]
+
+
+@pytest.mark.parametrize("params", [None, {}, ["retention"], {"kv_hints": envelope(("kv.pin", {}))}], ids=str)
+@pytest.mark.parametrize("own", [7, "{", as_objects(envelope()), SimpleNamespace(actions=5), {}], ids=str)
+def test_a_bad_envelope_that_vllm_was_given_changes_nothing(start: StartEngine, own: Any, params: Any) -> None:
+    engine = start()
+    request = ask(engine, "garbage", prompt(1, 2 * CHUNK + 1), kv_transfer_params=params, kv_hints=own)
+    assert priorities(engine, request) == [DEFAULT_PRIORITY] * 2
+    is_empty = isinstance(own, SimpleNamespace) and own.actions == []
+    rejected = [] if is_empty else [("", "rejected")]
+    rejected += [("retention", "rejected")] if isinstance(params, list) else []
+    assert (statuses(request) if request.answer is not None else []) == rejected
+
+
 def test_a_demotion_is_carried_out_when_its_request_has_ended(start: StartEngine, daemon: Daemon) -> None:
     engine = start()
     ask(engine, "gone", prompt(1, 4 * CHUNK + 1), kv_transfer_params={"kv_hints": envelope(("kv.demote", {}))})

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvpool import __version__
 from kvpool_tools.bench.machine import describe_machine
-from kvpool_tools.cli.output import print_json
+from kvpool_tools.cli.output import print_json, writing
 from kvpool_tools.cli.simulation.rows import Row
 
 
@@ -41,5 +41,6 @@ def simulate_each(
     if is_json:
         print_json(document)
     if given["out"] is not None:
-        Path(given["out"]).write_text(json.dumps(document, indent=2) + "\n")
+        with writing(given["out"]):
+            Path(given["out"]).write_text(json.dumps(document, indent=2) + "\n")
     return list(document["rows"])
