@@ -1,4 +1,4 @@
-"""What vLLM hands a tier, for tests of the tier's own part: a host region, requests, jobs. Bytes derive from keys."""
+"""Region of host memory, requests and jobs, as vLLM hands them to a tier. Bytes derive from keys."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence

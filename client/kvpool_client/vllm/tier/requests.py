@@ -44,10 +44,8 @@ def state_of(context: Any, epoch: bytes) -> RequestState:
     params, given = getattr(context, "kv_transfer_params", None), getattr(context, "kv_hints", None)
     if not params and given is None:
         return RequestState(epoch)
-    beside = dict(params) if isinstance(params, Mapping) else {}
-    if given is not None:
-        beside["kv_hints"] = given
-    hints, ranges, output = hints_of_transfer_params(beside)
+    beside = params if isinstance(params, Mapping) else {}
+    hints, ranges, output = hints_of_transfer_params(beside, given)
     rejected = [f"{entry.action_type}: {entry.reason}" for entry in hints.actions if isinstance(entry, Outcome)]
     unserved = {
         entry.action_type
