@@ -80,15 +80,16 @@ class TierJobs:
         self._identity: Identity | None = None
         self._refusal = ""
         self._rows: RowStore | None = None
+        self._is_connecting = False
         self._finished: deque[Finished] = deque()  # the lines add, the scheduler's thread takes
         self._loads = JobLine("kvpool-tier-load", self._guard, jobs_max=settings.queue_jobs)
         self._stores = JobLine("kvpool-tier-store", self._guard, jobs_max=settings.queue_jobs)
         try:
             self._identity = identify(spec, self._row_bytes, engine, settings=settings, environment=os.environ)
             self._identity.revision.begin_reading(self._reader)
+            self._rows = self._connect()
         except ENGINE_FAILURES as error:
             self._refuse(error)
-        self._connect()
 
     def __repr__(self) -> str:
         return f"<TierJobs {self._rows or self._refusal or 'reading'}, {self._loads!r} {self._stores!r}>"
@@ -100,7 +101,7 @@ class TierJobs:
 
     def begin_request(self, context: Any) -> bool:
         """A request has arrived. Returns whether all of its chunks are to be offered: those that are there count as used."""
-        self._connect()
+        self._connect_later()
         if self._rows is None:
             self._tally.count(f"refused_requests_{self._reason}")
         state = state_of(context, self._epoch)
@@ -224,17 +225,26 @@ class TierJobs:
         self._refusal = code_of(error)
         self._guard.warn_once("the engine runs without a pool", str(error))
 
-    def _connect(self) -> None:
-        """Connect, once the model has a name."""
-        if self._rows is not None or self._identity is None or self._refusal:
-            return
+    def _connect(self) -> RowStore | None:
+        """The rows, once the model has a name; None before, or where they are refused."""
+        assert self._identity is not None
         try:
             revision = self._identity.revision.find()
             if revision is None:
-                return
-            self._rows = RowStore(self._settings, self._identity.name, revision, self._identity.layout)
+                return None
+            return RowStore(self._settings, self._identity.name, revision, self._identity.layout)
         except ENGINE_FAILURES as error:
             self._refuse(error)
+            return None
+
+    def _connect_later(self) -> None:
+        """Connect on a thread of a line's: a daemon that hangs takes its time."""
+        if self._rows is None and not self._refusal and not self._is_connecting:
+            self._is_connecting = True
+            self._loads.submit("connect", self._connect, self._take_rows)
+
+    def _take_rows(self, rows: RowStore | None) -> None:
+        self._rows, self._is_connecting = rows, False
 
     def _state_of(self, context: Any) -> RequestState:
         """That of a request; a new one where vLLM has not shown it before."""
