@@ -1,8 +1,7 @@
 """A process in which vLLM's own tiering, out of its wheel, drives the tier: `DIRECTORY SCENARIO…`.
 
 DIRECTORY has vLLM's Python files. Each scenario has a daemon of its own. Prints what each has seen as JSON, or the traceback of
-one that failed: a byte that is wrong is an AssertionError, and so is what vLLM itself asserts. Scenarios beginning with
-"manager" need the tiering manager alone, which vLLM 0.32 has too.
+one that failed: a byte that is wrong is an AssertionError, and so is what vLLM itself asserts.
 """
 
 import json
@@ -298,7 +297,7 @@ SCENARIOS = {name: value for name, value in list(globals().items()) if name.star
 
 
 def main(directory: Path, scenarios: list[str]) -> None:
-    open_files(directory)
+    open_files(directory.resolve())
     seen: dict[str, Any] = {}
     for name in scenarios:
         # A socket's path has a bound.
