@@ -21,10 +21,18 @@ import numpy as np
 
 import kvpool_client as kv
 from kvpool import failpoint
+from kvpool_client.verbs.set_hold import SetHold
 from tests.engines.vllm.rigs import step_costs
 
 Answer = dict[str, Any]
 STEPS_MAX = 20
+SETTLE_S, IDLE_STEP_S = 60.0, 0.001
+SHOWN_METRICS = (
+    "vllm:kvpool_",
+    "vllm:prompt_tokens_cached_by_source",
+    "vllm:external_prefix_cache",
+    "vllm:kv_offload_tiering",
+)
 FOR_NEW_REQUESTS = ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta")
 
 
@@ -161,9 +169,23 @@ class Driver:
         engine.step()
         return costs
 
-    def forget(self) -> Answer:
-        """Empty the engine's own prefix cache."""
-        return {"done": bool(self._llm.reset_prefix_cache())}
+    def forget(self, of_connector: bool = False) -> Answer:
+        """Empty the engine's own prefix cache. `of_connector`: its connector's too, as an update of weights does."""
+        return {"done": bool(self._llm.reset_prefix_cache(reset_connector=of_connector))}
+
+    def settle(self) -> Answer:
+        """Step until the connector has ended what it does for requests that have ended: other engines do so by themselves."""
+        engine: Any = self._llm.llm_engine
+        scheduler, deadline = engine.engine_core.engine_core.scheduler, time.monotonic() + SETTLE_S
+        while scheduler.has_requests() and time.monotonic() < deadline:
+            engine.step()
+            time.sleep(IDLE_STEP_S)
+        return {"settled": not scheduler.has_requests()}
+
+    def shut_down(self) -> Answer:
+        """End the engine within its process, as a server does that stops."""
+        self._llm.llm_engine.engine_core.shutdown()
+        return {}
 
     def sleep(self, level: int, prompts: list[list[int]]) -> Answer:
         """vLLM's own sleep while these prompts run, and what its later releases do in a worker, where it ignores sleep on the
@@ -252,7 +274,7 @@ class Driver:
         """vLLM's Prometheus metrics of the connector and of external hits: value by name and last label."""
         shown: Answer = {}
         for metric in self._llm.get_metrics():
-            if metric.name.startswith(("vllm:kvpool_", "vllm:prompt_tokens_cached_by_source")):
+            if metric.name.startswith(SHOWN_METRICS):
                 known = ("model_name", "engine")
                 labels = [value for name, value in metric.labels.items() if name not in known]
                 shown["/".join([metric.name.removeprefix("vllm:"), *labels])] = getattr(metric, "value", 0)
@@ -358,18 +380,29 @@ class Driver:
         failpoint.reach = failpoint._act
         return {}
 
-    def spoil(self, chunk: int) -> Answer:
-        """Flip a bit of a leased chunk in the arena when the next load begins; negative counts from the end."""
-        load, self._is_spoiled = kv.Pool.load, False
+    def spoil(self, chunk: int, is_set: bool = False) -> Answer:
+        """Flip a bit of a leased chunk in the arena when the next load begins; negative counts from the end. `is_set`: the next
+        load of a set."""
+        verb = "load_set" if is_set else "load"
+        load, self._is_spoiled = getattr(kv.Pool, verb), False
 
-        def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
+        def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> Any:
             if lease.chunks and lease.hold.session is not None:
-                kv.Pool.load = load  # type: ignore[method-assign]
-                np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[chunk]) + 1237] ^= 16
+                setattr(kv.Pool, verb, load)
+                rows = lease.hold.held_rows if isinstance(lease.hold, SetHold) else lease.hold.rows
+                np.asarray(lease.hold.session.arena.view())[int(rows.offsets[chunk]) + 1237] ^= 16
                 self._is_spoiled = True
             return load(pool, lease, *args, **more)
 
-        kv.Pool.load = spoiling  # type: ignore[method-assign,assignment]
+        setattr(kv.Pool, verb, spoiling)
+        return {}
+
+    def take_weights(self, path: str) -> Answer:
+        """Put another model's weights of the same shape into the running one, as training does between rollouts."""
+        from safetensors.torch import load_file
+
+        weights = load_file(f"{path}/model.safetensors")
+        self._llm.apply_model(lambda model: model.load_weights(weights.items()))
         return {}
 
     def has_spoiled(self) -> Answer:
