@@ -58,6 +58,7 @@ class Driver:
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
+        self._unplugged_tiers: list[Any] = []
         self._is_spoiled = self._has_struck = self._counts_blocks = False
         self._blocks_most = 0
         self._restore_waits: Callable[[], Any] = lambda: None
@@ -353,6 +354,44 @@ class Driver:
             (scheduler.connector, state._KV_CONNECTOR_AGENT), self._unplugged = self._unplugged, halves
         return {}
 
+    def plug_tiers(self, is_plugged: bool) -> Answer:
+        """Take the secondary tiers out of vLLM's tiered offloading, which then has its region alone, or put them back. When no
+        job is open."""
+        tiers = self._tier_manager.secondary_tiers
+        if bool(tiers) != is_plugged:
+            tiers[:], self._unplugged_tiers = self._unplugged_tiers, tiers[:]
+        return {}
+
+    def tier_steps(self, prompt: list[int], steps: int) -> Answer:
+        """Seconds inside the first secondary tier, and of the whole step, of steps that decode behind a stored prompt."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        (tier, *_), spent = self._tier_manager.secondary_tiers, ConnectorTime()
+        spent.watch((tier,), [name for name in dir(tier) if not name.startswith("_")])
+        endless = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True, detokenize=False)
+        engine.add_request("steps", {"prompt_token_ids": prompt}, endless)
+        scheduler = engine.engine_core.engine_core.scheduler
+        while not engine.step() or scheduler.connector.has_pending_push_work():
+            pass
+        inside, whole = [], []
+        for _ in range(steps):
+            spent.begin()
+            begun = time.perf_counter()
+            engine.step()
+            whole.append(time.perf_counter() - begun)
+            inside.append(sum(spent.by_method.values()))
+        engine.abort_request(["steps"])
+        engine.step()
+        for name in [name for name in vars(tier) if not name.startswith("_") and callable(vars(tier)[name])]:
+            delattr(tier, name)
+        return {"inside": inside, "steps": whole, "calls": sorted(spent.by_method)}
+
+    @property
+    def _tier_manager(self) -> Any:
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        return scheduler.connector.connector_scheduler.manager
+
     def connector_seconds(self) -> Answer:
         """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, how long
         each request waited for an answer to its first lookup, when each promise had come after the first one, and the
@@ -397,12 +436,15 @@ class Driver:
         setattr(kv.Pool, verb, spoiling)
         return {}
 
-    def take_weights(self, path: str) -> Answer:
-        """Put another model's weights of the same shape into the running one, as training does between rollouts."""
-        from safetensors.torch import load_file
+    def roll_embeddings(self, by: int) -> Answer:
+        """Change the model's weights in place, as training does between rollouts: the embedding of each token becomes that of
+        another. The opposite number undoes it."""
 
-        weights = load_file(f"{path}/model.safetensors")
-        self._llm.apply_model(lambda model: model.load_weights(weights.items()))
+        def roll(model: Any) -> None:
+            weights = model.model.embed_tokens.weight.data
+            weights.copy_(weights.roll(by, dims=0))
+
+        self._llm.apply_model(roll)
         return {}
 
     def has_spoiled(self) -> Answer:
