@@ -8,6 +8,7 @@ tiers. Only an engine's process imports this module, by `spec_module_path`. The 
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -40,13 +41,12 @@ class CopyingWorker(base.OffloadingWorker):
         self._region = region
         self._blocks_per_chunk = blocks_per_chunk
         self._groups = kv_caches.group_data_refs
-        self._blocks = [cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes) for cache in kv_caches.tensors]
-        self._rows = [
-            region.create_next_worker_view(blocks_per_chunk * cache.page_size_bytes).unflatten(
-                1, (blocks_per_chunk, cache.page_size_bytes)
-            )
-            for cache in kv_caches.tensors
-        ]
+        self._blocks, self._rows = [], []
+        for cache in kv_caches.tensors:
+            shape = blocks_per_chunk, cache.page_size_bytes
+            rows = region.create_next_worker_view(blocks_per_chunk * cache.page_size_bytes)
+            self._blocks.append(cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes).numpy())
+            self._rows.append(rows.unflatten(1, shape).numpy())
         self._finished: list[Any] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
@@ -73,9 +73,9 @@ class CopyingWorker(base.OffloadingWorker):
 
     def _copy(self, job_id: int, engine: Any, host: Any, *, is_store: bool) -> bool:
         begun, copied, block_at, row_at = time.perf_counter(), 0, 0, 0
-        block_ids, row_ids = torch.from_numpy(engine.block_ids).long(), torch.from_numpy(host.block_ids).long()
+        block_ids, row_ids = engine.block_ids, host.block_ids
         for refs, count, first in zip(self._groups, engine.group_sizes, engine.block_indices, strict=True):
-            places = torch.arange(count) + first % self._blocks_per_chunk
+            places = np.arange(count) + first % self._blocks_per_chunk
             blocks = block_ids[block_at : block_at + count]
             rows = row_ids[row_at + places // self._blocks_per_chunk]
             parts = places % self._blocks_per_chunk
