@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:client:tools .venv-engines/bin/python -m tests.engines.vllm.measure_tier [ROUNDS] [BLOCKS_PER_CHUNK]
 
-A model of 12 layers in bfloat16 on the CPU and the longest prompts that fit; blocks of 32 tokens. One engine with both tiers
+A model on the CPU with as much KV for each token as models of several billion weights have, which computes little; the longest
+prompts that fit; blocks of 32 tokens. One engine with both tiers
 stores the prompts and ends; then two new ones, each with one of the tiers, load them in turns, each prompt once: from the
 daemon's DRAM, and after a restart of the daemon from its disk alone. Prompts that nobody has asked are computed in turns with
 the tier and with vLLM's region alone, in one engine; steps that decode show what the tier costs where it has nothing to do.
@@ -20,11 +21,14 @@ from pathlib import Path
 from tests.engines.vllm.conftest import wait_restored, wait_served
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, Engine, tiering
 from tests.engines.vllm.rigs.prompts import prompt
-from tests.engines.vllm.rigs.tiny_models import CONTEXT, DEEP, write_model
+from tests.engines.vllm.rigs.tiny_models import CONTEXT, Geometry, write_model
 from tests.rigs.daemon import Daemon, wait_until
 
 # The last chunk that fits, and one token that is computed in any case.
 PROMPT_TOKENS = CONTEXT - 256 + 1
+# 64 KiB of KV for each token.
+MODEL = Geometry("much-kv", "LlamaForCausalLM", 16, 256, 8, 8, 64, 512, 0.1, "float32", 15)
+PROMPT_BYTES = PROMPT_TOKENS * MODEL.layers * 2 * MODEL.kv_heads * MODEL.head_dim * 4
 STEPS = 400
 TIMEOUT_S = 60.0
 RESTART_MEANT, STEP_US_MEANT, MISS_MEANT = 0.8, 20.0, 1.02
@@ -33,10 +37,11 @@ RESTART_MEANT, STEP_US_MEANT, MISS_MEANT = 0.8, 20.0, 1.02
 class Bench:
     """A daemon, a model, engines of it, and prompts that were not asked before."""
 
-    def __init__(self, directory: Path, stack: ExitStack, blocks_per_chunk: int) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, blocks_per_chunk: int, rounds: int) -> None:
         self._directory, self._stack, self._blocks_per_chunk = directory, stack, blocks_per_chunk
-        self._model = write_model(DEEP, directory)
-        options = {"dram.capacity": "2GiB", "dram.huge_pages": "auto", "ssd.capacity": "2GiB"}
+        self._model = write_model(MODEL, directory)
+        room = f"{(2 * rounds + 3) * PROMPT_BYTES >> 20}MiB"
+        options = {"dram.capacity": room, "dram.huge_pages": "auto", "ssd.capacity": room}
         more = {"ssd.path": str(directory / "ssd"), "ssd.write_through": "true"}
         self.daemon = stack.enter_context(Daemon(directory, **options, **more))
         self.files: dict[str, object] = {"type": "fs", "root_dir": str(directory / "files")}
@@ -52,9 +57,9 @@ class Bench:
     def start(self, *tiers: dict[str, object]) -> Engine:
         """An engine that has computed one prompt."""
         log = self._directory / f"{len(list(self._directory.glob('*.log')))}.log"
-        transfer = tiering(*tiers, region_bytes=512 << 20, blocks_per_chunk=self._blocks_per_chunk)
+        transfer = tiering(*tiers, region_bytes=3 * PROMPT_BYTES, blocks_per_chunk=self._blocks_per_chunk)
         engine = Engine(
-            self._model, DEEP, log, transfer=transfer, max_model_len=CONTEXT, max_num_batched_tokens=CONTEXT // 2
+            self._model, MODEL, log, transfer=transfer, max_model_len=CONTEXT, max_num_batched_tokens=CONTEXT // 2
         )
         self._stack.enter_context(engine)
         first_token(engine, prompt(8000, PROMPT_TOKENS))
@@ -163,9 +168,9 @@ def main(rounds: int, blocks_per_chunk: int) -> None:
     for part in parts:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             print(f"load {os.getloadavg()[0]:.1f}, {blocks_per_chunk} blocks a chunk, {rounds} rounds", flush=True)
-            part(Bench(Path(name), stack, blocks_per_chunk), rounds)
+            part(Bench(Path(name), stack, blocks_per_chunk, rounds), rounds)
 
 
 if __name__ == "__main__":
     given = [int(word) for word in sys.argv[1:]]
-    main(given[0] if given else 12, given[1] if len(given) > 1 else 8)
+    main(given[0] if given else 6, given[1] if len(given) > 1 else 8)

@@ -298,6 +298,24 @@ class Driver:
         answer = self.generate(others, tokens)
         return {**answer, "waiting": waiting, "left": len(scheduler.requests)}
 
+    def reset_while_loading(self, prompt: list[int], tokens: int) -> Answer:
+        """Empty the engine's caches as soon as a secondary tier loads for a prompt: its greedy tokens, and whether one did."""
+        from vllm import SamplingParams
+
+        engine, jobs = self._llm.llm_engine, self._tier_manager._transfer_jobs
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        engine.add_request("reset", {"prompt_token_ids": prompt}, greedy)
+        for _ in range(STEPS_MAX):
+            if not jobs:
+                engine.step()
+        loads = any(job.transfer_job.is_promotion for job in jobs.values())
+        done = self._llm.reset_prefix_cache(reset_connector=True)
+        last: list[Any] = []
+        while engine.has_unfinished_requests():
+            last = engine.step() or last
+        (output,) = last[0].outputs
+        return {"loads": loads, "done": done, "tokens": [list(output.token_ids)], "reasons": [output.finish_reason]}
+
     def strike(self, pid: int, layer: int) -> Answer:
         """Kill a process in the middle of the next load: when `layer` is waited for, or, if negative, when the load is."""
         waits = (kv.Load.wait_layer, kv.Load.wait)

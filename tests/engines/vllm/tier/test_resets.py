@@ -10,6 +10,7 @@ from tests.engines.vllm.tier.conftest import (
     TOKENS,
     answers,
     answers_with_region,
+    empty,
     loaded,
     pool_tier,
     settle,
@@ -36,6 +37,28 @@ def test_a_prompt_used_from_the_region_outlives_two_that_fill_the_tier(tiered: S
         assert loaded(tiered.engine) == before, "all uses were of the region"
         assert answers(tiered.engine, [hot]) == expected
         assert loaded(tiered.engine) - before == 20, f"of 20; the tier has {daemon.stats()['dram.chunks']}"
+
+
+@pytest.mark.parametrize("point", ["client.load.before", "client.load.before_result"])
+def test_a_reset_amid_a_load_changes_no_token(point: str, tiered: Survivor, plain: Plain) -> None:
+    """vLLM empties the region when the tier has ended its jobs: none of them writes into rows of others later."""
+    asked, engine = [prompt(5510, 700)], tiered.engine
+    expected = plain(GROUPED).tokens(asked, TOKENS)
+    with tiered.daemon() as daemon:
+        assert answers(engine, asked) == expected
+        wait_kept(daemon, whole_chunks(asked))
+        empty(engine)
+        engine.ask("arm", points=f"{point}:1:delay(700ms)")
+        answer = engine.ask("reset_while_loading", prompt=asked[0], tokens=TOKENS)
+        engine.ask("arm", points="")
+        assert answer["loads"]
+        assert answer["done"]
+        assert tokens_of_answer(answer) == expected
+        settle(engine)
+        before = loaded(engine)
+        assert answers(engine, asked) == expected
+        assert loaded(engine) - before == whole_chunks(asked)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
 
 
 @pytest.fixture
