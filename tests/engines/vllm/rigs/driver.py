@@ -93,10 +93,15 @@ class Driver:
             for param in params or [None] * len(prompts)
         ]
         self._spent.begin()
-        cpu_before, before = time.process_time(), time.perf_counter()
+        cpu_before, unhindered_before, before = (
+            time.process_time(),
+            step_costs.unhindered_seconds(),
+            time.perf_counter(),
+        )
         outputs = self._llm.generate(asked, greedy, use_tqdm=False)
         return {
             "seconds": time.perf_counter() - before,
+            "unhindered_seconds": step_costs.unhindered_seconds() - unhindered_before,
             "cpu_seconds": time.process_time() - cpu_before,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "reasons": [output.outputs[0].finish_reason for output in outputs],
