@@ -255,11 +255,12 @@ test-engines test-engines-smoke: WORKERS = 2
 test-engines: engines
 	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)
 
-# Equal tokens computed and loaded, a restart of the daemon, a model with windows.
+# Equal tokens computed and loaded, a restart of the daemon, a model with windows, a restart of an engine with the tier.
 ENGINES_SMOKE = tests/golden/test_engine_interfaces.py \
   tests/engines/vllm/test_same_tokens.py::test_tokens_are_the_same_computed_and_loaded \
   tests/engines/vllm/faults/test_restart.py \
-  tests/engines/vllm/hybrid/test_windows.py::test_chunks_survive_a_restart_on_disk
+  tests/engines/vllm/hybrid/test_windows.py::test_chunks_survive_a_restart_on_disk \
+  tests/engines/vllm/tier/test_restart.py::test_a_new_engine_loads_what_the_one_before_has_stored
 
 test-engines-smoke: engines
 	KVPOOL_ENGINES=1 $(ENGINES_PYTEST) -m "not timed" -n $(WORKERS) --dist loadfile $(ENGINES_SMOKE)
