@@ -29,7 +29,7 @@ from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
 from kvpool_client.lmcache.locks import Locks
 from kvpool_client.lmcache.object_layout import Form, address_of, bytes_of, form_of, form_of_object
-from kvpool_client.lmcache.object_names import names_of
+from kvpool_client.lmcache.object_names import by_chunk, names_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.object_stores import ObjectStores
 from kvpool_client.lmcache.settings import Settings
@@ -157,10 +157,10 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
     def close(self) -> None:
         """End the connections and every task; nothing reads or writes LMCache's memory afterwards. Idempotent."""
         self._is_closed = True
-        self._locks.close()
         self._object_stores.close()
         for line in (self._lookups, self._loads, self._stores):
             line.close()
+        self._locks.close()
         for results in (self._stored, self._looked_up, self._loaded):
             results.close()
 
@@ -217,10 +217,10 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
     ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[int]]]:
         """The stores of these objects, and of each which of them are its own, their names and addresses."""
         names, places_of = names_of(keys), dict[tuple[str, Form], list[int]]()
-        for place, (key, memory) in enumerate(zip(keys, objects, strict=True)):
-            form = form_of_object(memory)
-            places_of.setdefault((key.model_name, form), []).append(place)
-            self._note_form(key, form)
+        forms = [form_of_object(memory) for _, memory in zip(keys, objects, strict=True)]
+        for place in by_chunk(keys):
+            places_of.setdefault((keys[place].model_name, forms[place]), []).append(place)
+            self._note_form(keys[place], forms[place])
         for (model, form), chosen in places_of.items():
             store = self._object_stores.open(model, form, len(chosen))
             if store is None:
@@ -237,7 +237,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         """Keys by their model and form: that of the last objects of their group that were moved, else the one that LMCache
         describes, which is not that of objects that it serializes."""
         places_of: dict[tuple[str, int, int], list[int]] = {}
-        for place, key in enumerate(keys):
+        for place in by_chunk(keys):
+            key = keys[place]
             places_of.setdefault((key.model_name, key.kv_rank >> 24, key.object_group_id), []).append(place)
         joined: dict[tuple[str, Form | None], list[int]] = {}
         for kind, places in places_of.items():

@@ -33,3 +33,15 @@ def names_of(keys: Sequence[Any]) -> Names:
             prefix = scopes[scope] = _FIELDS.pack(key.kv_rank, key.object_group_id, len(salt)) + salt
         parts.append(prefix + key.chunk_hash)
     return np.frombuffer(kvpool_native.blake3_each(parts), np.uint8).reshape(len(parts), KEY_BYTES)
+
+
+def by_chunk(keys: Sequence[Any]) -> list[int]:
+    """The places of keys so that the objects of one chunk follow one another. LMCache names all chunks of one rank and group
+    before those of the next, while a prefix is found as far as all of them have it: what is evicted first must be its end."""
+    rows: dict[tuple[int, int, str], int] = {}
+    chunks = []
+    for key in keys:
+        row = key.kv_rank, key.object_group_id, key.cache_salt
+        chunks.append(rows.get(row, 0))
+        rows[row] = chunks[-1] + 1
+    return sorted(range(len(chunks)), key=chunks.__getitem__) if len(rows) > 1 else list(range(len(chunks)))
