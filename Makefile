@@ -288,15 +288,14 @@ test-sglang: setup
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
 	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
 
-# Read, not installed, as well; what they import beside torch lies in a folder of its own. The last one is that of the recorded interface.
+# Read, not installed, as well; what they import beside torch lies in a folder of its own.
 LMCACHE ?= lmcache==0.5.6 lmcache==0.5.7rc2
 LMCACHE_NEEDS = aiofile aiofiles aiohttp cachetools cryptography msgspec nvtx opentelemetry-api opentelemetry-sdk psutil py-cpuinfo redis requests sortedcontainers
 
 test-lmcache: setup
 	mkdir -p build/lmcache
 	test -d build/lmcache/site || $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --target build/lmcache/site $(LMCACHE_NEEDS)
-	$(foreach version,$(LMCACHE),$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/lmcache "$(version)" && KVPOOL_LMCACHE_SITE="$(CURDIR)/build/lmcache/site" KVPOOL_LMCACHE_WHEEL="$$(ls $(CURDIR)/build/lmcache/$(subst ==,-,$(version))-*.whl)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/lmcache/test_wheel.py &&) true
-	KVPOOL_LMCACHE_WHEEL="$$(ls $(CURDIR)/build/lmcache/$(subst ==,-,$(lastword $(LMCACHE)))-*.whl)" $(RUN_TREE) $(BIN)/python -m pytest tests/golden/test_engine_interfaces.py
+	$(foreach version,$(LMCACHE),$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/lmcache "$(version)" && KVPOOL_LMCACHE_SITE="$(CURDIR)/build/lmcache/site" KVPOOL_LMCACHE_WHEEL="$$(ls $(CURDIR)/build/lmcache/$(subst ==,-,$(version))-*.whl)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/lmcache/test_wheel.py tests/golden/test_engine_interfaces.py &&) true
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30

@@ -7,9 +7,11 @@ it. What is leased, released and saved keeps the first objects of a prompt the m
 its end.
 
 Nothing here raises into LMCache: what fails is a miss, counted, logged once. Any thread; every call but `probe` may wait for
-the daemon, until its deadline. Copies per byte: one, by the Pool's native threads, between LMCache's L1 and the arena.
+the daemon, until its deadline. Lock: `_counting` guards the counts. Copies per byte: one, by the Pool's native threads, between
+LMCache's L1 and the arena.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +67,8 @@ class ObjectStore:
             name=connection_name("lmcache", 0, 1),
         )
         self._at_once = max(1, min(OBJECTS_AT_ONCE, BYTES_AT_ONCE // self.object_bytes))
-        self._counts = {
+        self._counting = threading.Lock()
+        self._counts = {  # guarded by _counting
             "loaded_objects": 0,
             "saved_objects": 0,
             "present_objects": 0,
@@ -138,9 +141,9 @@ class ObjectStore:
             for lease in reversed(held):
                 lease.release()
         loaded = int(good.sum())
-        self._counts["loaded_objects"] += loaded
+        self._count("loaded_objects", loaded)
         if loaded < len(good) and deadline.has_passed():
-            self._counts["late_load_objects"] += len(good) - loaded
+            self._count("late_load_objects", len(good) - loaded)
         return good
 
     def save(self, names: Names, addresses: Sequence[int], deadline: Deadline) -> tuple[bool, int]:
@@ -150,16 +153,16 @@ class ObjectStore:
         try:
             for first in reversed(range(0, len(names), self._at_once)):
                 if deadline.has_passed():
-                    self._counts["late_save_objects"] += min(first + self._at_once, len(names))
+                    self._count("late_save_objects", min(first + self._at_once, len(names)))
                     is_whole = False
                     break
                 part = slice(first, first + self._at_once)
                 retention = () if self._priority is None else (TokenRange(0, None, self._priority),)
                 with self._pool.save_set(names[part], list(addresses[part]), retention=retention) as save:
                     result = save.commit()
-                self._counts["saved_objects"] += result.stored
-                self._counts["present_objects"] += result.present
-                self._counts["declined_objects"] += result.declined
+                self._count("saved_objects", result.stored)
+                self._count("present_objects", result.present)
+                self._count("declined_objects", result.declined)
                 stored += result.stored
                 is_whole = is_whole and set(result.reasons) <= {"pending"}
         except ENGINE_FAILURES as error:
@@ -169,11 +172,17 @@ class ObjectStore:
 
     def stats(self) -> dict[str, int | float | str]:
         """Objects moved, those for which a task's time was not enough, and the Pool's own counters."""
-        return {**self._counts, **self._pool.stats()}
+        with self._counting:
+            counts = dict(self._counts)
+        return {**counts, **self._pool.stats()}
 
     def close(self) -> None:
         """End the connection: everything is a miss from then on, what is under way too. Idempotent."""
         self._pool.close()
+
+    def _count(self, name: str, amount: int) -> None:
+        with self._counting:
+            self._counts[name] += amount
 
     def _lease(self, names: Names, part: slice, held: list[Lease]) -> Lease:
         held.append(self._pool.acquire_set(names[part]))

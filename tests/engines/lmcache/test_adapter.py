@@ -197,6 +197,18 @@ def test_a_locked_object_outlives_a_full_pool_and_one_that_is_not_is_a_miss(
     assert daemon.problems() == []
 
 
+def test_objects_of_a_higher_priority_outlive_others(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    daemon = start_daemon(dram__capacity="4MiB")
+    large = Desc([Shape((2, 512, 8, 64))], [BFLOAT16])
+    first, other = start(daemon, priority=100), start(daemon)
+    kept, *others = first.keys(*range(8))
+    first.store([kept], desc=large)
+    for key in others:
+        other.l1 = type(other.l1)()
+        other.store([key], desc=large)
+    assert other.lookup([kept, others[0]], large) == [True, False]
+
+
 def test_a_pool_that_is_full_of_locks_declines_the_store_and_the_task_fails(
     start_daemon: Callable[..., Daemon], start: Start
 ) -> None:
