@@ -54,13 +54,17 @@ class JobLine:
         job.add_done_callback(partial(self._end_job, call, end))
         return True
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until every job has ended. What has not begun after `timeout_s` is withdrawn; what runs is waited for."""
+    def drain(self, timeout_s: float, when_late: Callable[[], None] | None = None) -> None:
+        """Wait until every job has ended. What has not begun after `timeout_s` is withdrawn; what runs is waited for.
+
+        `when_late` is called then, where a job still runs: it may have it end sooner than by its own deadlines.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._open, timeout_s)
             left = list(self._open)
-        for job in left:
-            job.cancel()
+        is_running = [not job.cancel() for job in left]
+        if when_late is not None and any(is_running):
+            when_late()
         with self._changed:
             self._changed.wait_for(lambda: not self._open.intersection(left))
 
