@@ -205,6 +205,12 @@ class Pool:
         return self._link.session is not None
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is a store that nodes share, which is asked for what is not known to be anywhere: a request."""
+        session = self._link.session
+        return session is not None and session.welcome.has_store
+
+    @property
     def epoch(self) -> bytes:
         """Id of the daemon process: 16 bytes, empty while it is away."""
         session = self._link.session

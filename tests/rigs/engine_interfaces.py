@@ -60,6 +60,16 @@ INTERFACES = {
             )
         },
     ),
+    "lmcache": Interface(
+        "lmcache",
+        "KVPOOL_LMCACHE_WHEEL",
+        {
+            "v1/distributed/l2_adapters/base.py": ("L2AdapterInterface",),
+            "v1/distributed/api.py": ("ObjectKey", "MemoryLayoutDesc", "MemoryTags"),
+            "v1/distributed/internal_api.py": ("L1MemoryDesc", "L2StoreResult"),
+            "v1/platform/event_notifier.py": ("EventNotifier",),
+        },
+    ),
     "tensorrt_llm": Interface(
         "tensorrt_llm",
         "KVPOOL_TRTLLM_WHEEL",
