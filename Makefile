@@ -285,7 +285,8 @@ SGLANG ?= sglang==0.5.23
 test-sglang: setup
 	mkdir -p build/sglang
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
-	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --upgrade --target build/sglang/packages msgspec
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" KVPOOL_SGLANG_PACKAGES="$(CURDIR)/build/sglang/packages" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
