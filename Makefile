@@ -288,7 +288,8 @@ SGLANG ?= sglang==0.5.23
 test-sglang: setup
 	mkdir -p build/sglang
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
-	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --upgrade --target build/sglang/packages msgspec
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" KVPOOL_SGLANG_PACKAGES="$(CURDIR)/build/sglang/packages" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
 
 # The Python files alone of vLLM's releases, which tests of the tier import beside stubs (tests/engines/vllm_tier).
 VLLM_FILES := $(foreach version,0.32.0 0.33.0,build/vllm/$(version)/vllm/__init__.py)

@@ -57,7 +57,9 @@ INTERFACES = {
                 "HiCacheStorage",
                 "HiCacheStorageConfig",
                 "HiCacheStorageExtraInfo",
-            )
+            ),
+            "srt/mem_cache/unified_cache/unified_cache_linker.py": ("UnifiedCacheLinker", "LayerWiseLoadCounter"),
+            "srt/mem_cache/cache_init_params.py": ("CacheInitParams",),
         },
     ),
     "lmcache": Interface(
