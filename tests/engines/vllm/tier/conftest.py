@@ -4,6 +4,7 @@ An engine's last blocks reach the tier in steps after its last token, which a se
 process in `settle`. The tier keeps its chunks here when vLLM resets the region, so that a test can empty the region alone.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 
 from tests.engines.vllm.conftest import Survivor, counted
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, Engine, tiering
+from tests.engines.vllm.rigs.prompts import prompt
 from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
 from tests.rigs.daemon import Daemon, wait_until
 
 TOKENS = 16
 TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 120.0
 
 
 def pool_tier(socket: str, **settings: object) -> dict[str, object]:
@@ -29,6 +32,18 @@ def pool_tier(socket: str, **settings: object) -> dict[str, object]:
         "flush_on_reset": False,
         **settings,
     }
+
+
+def connected(engine: Engine, daemon: Daemon) -> Engine:
+    """The engine, when its tier stores: weights are read in the background, and a request has the tier connect."""
+    before = int(daemon.stats()["dram.chunks"])
+
+    def has_stored() -> bool:
+        engine.ask("generate", prompts=[prompt(time.monotonic_ns() % (1 << 30), BLOCK_TOKENS + 1)], tokens=4)
+        return int(daemon.stats()["dram.chunks"]) > before
+
+    wait_until(has_stored, "the tier has stored a chunk", CONNECT_TIMEOUT_S)
+    return engine
 
 
 def whole_chunks(asked: list[list[int]]) -> int:

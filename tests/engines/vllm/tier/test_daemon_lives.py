@@ -13,6 +13,8 @@ from tests.rigs.daemon import Daemon, wait_until
 
 ASKED = prompts(first=5300)
 CHUNKS = whole_chunks(ASKED)
+# Long enough that a test on a busy machine looks while it lasts.
+PAUSE = "delay(5000ms)"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_a_daemon_that_is_killed_amid_a_copy_changes_no_token(
         if not is_save:
             assert answers(tiered.engine, ASKED) == expected
             wait_kept(daemon, CHUNKS)
-        tiered.engine.ask("arm", points=f"{point}:1:delay(1500ms)")
+        tiered.engine.ask("arm", points=f"{point}:1:{PAUSE}")
         empty(tiered.engine)
         tiered.engine.send("generate", prompts=ASKED, tokens=TOKENS)
         held = "dram.writing_chunks" if is_save else "leases"

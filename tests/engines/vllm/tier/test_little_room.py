@@ -9,7 +9,17 @@ from tests.engines.vllm.conftest import Plain, StartEngine, wait_served
 from tests.engines.vllm.rigs.engine import Engine, tiering, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt
 from tests.engines.vllm.rigs.tiny_models import GROUPED
-from tests.engines.vllm.tier.conftest import TOKENS, answers, empty, loaded, pool_tier, settle, wait_kept, whole_chunks
+from tests.engines.vllm.tier.conftest import (
+    TOKENS,
+    answers,
+    connected,
+    empty,
+    loaded,
+    pool_tier,
+    settle,
+    wait_kept,
+    whole_chunks,
+)
 from tests.rigs.daemon import Daemon, wait_until
 
 BLOCKS = 30
@@ -23,7 +33,7 @@ TIMEOUT_S = 3.0
 @pytest.fixture(scope="module")
 def cramped(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
     tier = pool_tier(module_daemon.socket, timeout_s=TIMEOUT_S, batch_timeout_s=TIMEOUT_S)
-    return start_engine(
+    engine = start_engine(
         GROUPED,
         transfer=tiering(tier, region_bytes=ROWS << 17),
         num_gpu_blocks_override=BLOCKS,
@@ -31,6 +41,7 @@ def cramped(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=16,
     )
+    return connected(engine, module_daemon)
 
 
 def test_preempted_requests_end_with_the_right_tokens(

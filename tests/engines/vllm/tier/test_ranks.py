@@ -5,7 +5,7 @@ from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, tiering
 from tests.engines.vllm.rigs.prompts import prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED
-from tests.engines.vllm.tier.conftest import TOKENS, empty, hit_tokens, pool_tier, wait_kept, whole_chunks
+from tests.engines.vllm.tier.conftest import TOKENS, connected, empty, hit_tokens, pool_tier, wait_kept, whole_chunks
 from tests.rigs.daemon import Daemon
 
 
@@ -17,11 +17,12 @@ def test_two_ranks_load_the_rows_that_they_stored(start_engine: StartEngine, mod
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
     )
-    asked = prompts(first=5950)
+    connected(engine, module_daemon)
+    asked, before = prompts(first=5950), int(module_daemon.stats()["dram.chunks"])
     chunks = whole_chunks(asked)
     computed = engine.tokens(asked, TOKENS)
-    wait_kept(module_daemon, chunks)
-    assert int(module_daemon.stats()["dram.chunks"]) == chunks, "one chunk for the shards of both"
+    wait_kept(module_daemon, before + chunks)
+    assert int(module_daemon.stats()["dram.chunks"]) == before + chunks, "one chunk for the shards of both"
     empty(engine)
     known = loaded_tokens(module_daemon)
     assert engine.tokens(asked, TOKENS) == computed

@@ -10,6 +10,7 @@ from tests.engines.vllm.tier.conftest import (
     TOKENS,
     answers,
     answers_with_region,
+    connected,
     empty,
     loaded,
     pool_tier,
@@ -65,7 +66,7 @@ def test_a_reset_amid_a_load_changes_no_token(point: str, tiered: Survivor, plai
 def learner(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
     """An engine whose weights a test changes, with the tier as it is without settings."""
     settings = {name: value for name, value in pool_tier(module_daemon.socket).items() if name != "flush_on_reset"}
-    return start_engine(GROUPED, transfer=tiering(settings))
+    return connected(start_engine(GROUPED, transfer=tiering(settings)), module_daemon)
 
 
 def test_nothing_of_the_old_weights_is_loaded_after_a_reset(

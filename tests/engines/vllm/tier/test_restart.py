@@ -6,13 +6,22 @@ from tests.engines.vllm.conftest import Plain, StartEngine, loaded_tokens, wait_
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, Engine, tiering, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt, prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED, STRANGER, Geometry
-from tests.engines.vllm.tier.conftest import TOKENS, answers, loaded, pool_tier, settle, wait_kept, whole_chunks
+from tests.engines.vllm.tier.conftest import (
+    TOKENS,
+    answers,
+    connected,
+    loaded,
+    pool_tier,
+    settle,
+    wait_kept,
+    whole_chunks,
+)
 from tests.rigs.daemon import Daemon, wait_until
 
 
 @pytest.fixture(scope="module")
 def later(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
-    return start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket)))
+    return connected(start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket))), module_daemon)
 
 
 def test_a_new_engine_loads_what_the_one_before_has_stored(
@@ -21,7 +30,7 @@ def test_a_new_engine_loads_what_the_one_before_has_stored(
     """The first one ends while a store is under way: what that had not stored is computed."""
     asked, late = prompts(first=5000), prompt(5020, 700)
     *expected, of_late = plain(GROUPED).tokens([*asked, late], TOKENS)
-    first = start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket)))
+    first = connected(start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket))), module_daemon)
     assert first.tokens(asked, TOKENS) == expected
     settle(first)
     wait_kept(module_daemon, whole_chunks(asked))
@@ -45,7 +54,8 @@ def test_two_engines_work_at_once_and_one_that_is_killed_leaves_its_chunks(
     later: Engine, start_engine: StartEngine, module_daemon: Daemon, plain: Plain
 ) -> None:
     """One of them in two processes, as a server has them: there the scheduler steps by itself until its jobs have ended."""
-    server = start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket)), in_process=False)
+    transfer = tiering(pool_tier(module_daemon.socket))
+    server = connected(start_engine(GROUPED, transfer=transfer, in_process=False), module_daemon)
     engines, common, before = (later, server), prompts(first=5100), int(module_daemon.stats()["dram.chunks"])
     asked = [[*common, prompt(5120 + number, 400)] for number in range(2)]
     expected = [plain(GROUPED).tokens(each, TOKENS) for each in asked]
@@ -77,7 +87,7 @@ def test_other_weights_and_chunks_of_another_size_find_nothing(
     asked = prompts(first=5200)
     assert answers(later, asked) == plain(GROUPED).tokens(asked, TOKENS)
     transfer = tiering(pool_tier(module_daemon.socket), blocks_per_chunk=blocks_per_chunk)
-    other = start_engine(geometry, transfer=transfer)
+    other = connected(start_engine(geometry, transfer=transfer), module_daemon)
     expected = plain(geometry).tokens(asked, TOKENS)
     assert answers(other, asked) == expected
     assert loaded(other) == 0

@@ -9,7 +9,7 @@ from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import Engine, tiering
 from tests.engines.vllm.rigs.prompts import prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED
-from tests.engines.vllm.tier.conftest import TOKENS, answers, loaded, pool_tier, whole_chunks
+from tests.engines.vllm.tier.conftest import TOKENS, answers, connected, loaded, pool_tier, whole_chunks
 from tests.rigs.nodes.two_nodes import PeerDaemon, pulled_chunks, two_nodes, wait_known
 
 Node = tuple[PeerDaemon, Engine]
@@ -18,7 +18,11 @@ Node = tuple[PeerDaemon, Engine]
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, start_engine: StartEngine) -> Iterator[tuple[Node, Node]]:
     with two_nodes(tmp_path_factory.mktemp("nodes"), may_have_spaces=True, **{"dram.capacity": "64MiB"}) as daemons:
-        one, other = ((daemon, start_engine(GROUPED, transfer=tiering(pool_tier(daemon.socket)))) for daemon in daemons)
+        transfers = [tiering(pool_tier(daemon.socket)) for daemon in daemons]
+        one, other = (
+            (daemon, connected(start_engine(GROUPED, transfer=transfer), daemon))
+            for daemon, transfer in zip(daemons, transfers, strict=True)
+        )
         yield one, other
 
 

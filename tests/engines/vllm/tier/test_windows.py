@@ -5,7 +5,7 @@ from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, tiering
 from tests.engines.vllm.rigs.prompts import prompt
 from tests.engines.vllm.rigs.tiny_models import HYBRID
-from tests.engines.vllm.tier.conftest import TOKENS, answers, hit_tokens, loaded, pool_tier, settle
+from tests.engines.vllm.tier.conftest import TOKENS, answers, connected, hit_tokens, loaded, pool_tier, settle
 from tests.rigs.daemon import Daemon, wait_until
 
 ASKED = [prompt(5700, 700), prompt(5701, 333), prompt(5702, 256)]
@@ -17,11 +17,11 @@ def test_a_model_with_windows_is_served_after_a_restart_of_its_engine(
     start_engine: StartEngine, module_daemon: Daemon, plain: Plain
 ) -> None:
     expected = plain(HYBRID).tokens(ASKED, TOKENS)
-    first = start_engine(HYBRID, transfer=tiering(pool_tier(module_daemon.socket)))
+    first = connected(start_engine(HYBRID, transfer=tiering(pool_tier(module_daemon.socket))), module_daemon)
     assert first.tokens(ASKED, TOKENS) == expected
     settle(first)
     first.close()
-    second = start_engine(HYBRID, transfer=tiering(pool_tier(module_daemon.socket)))
+    second = connected(start_engine(HYBRID, transfer=tiering(pool_tier(module_daemon.socket))), module_daemon)
     assert second.tokens(ASKED, TOKENS) == expected
     assert hit_tokens(second) == HIT_TOKENS
     assert loaded(second) > HIT_TOKENS // BLOCK_TOKENS, "of the full group, and of windows"
