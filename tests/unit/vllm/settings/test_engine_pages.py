@@ -88,7 +88,7 @@ def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
     ("page", "prefix", "settings"),
     [
         ("vllm", PREFIX, {field.name for field in fields(VLLMSettings)}),
-        ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket"}),
+        ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket", "source"}),
         ("tensorrt-llm", tensorrt_llm.PREFIX, VARIABLES),
     ],
 )
