@@ -82,9 +82,9 @@ class Chains:
 
         Of a set of chunks whatever is there. Waits where moves between the tiers leave no room for all of it now.
         """
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         if request.set_of:
             return (yield from self._acquire_set(session, request))
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         _check_owner(request.owner)
         granted = None if request.owner else self.readers.lease_at_once(session, request, self.clock.now_ns())
         if granted is not None:
@@ -127,14 +127,20 @@ class Chains:
         keys = columns.keys_of(request.keys, ranks=len(group.namespace_ids), keys_max=m.SET_KEYS_MAX)
         if request.chunks or request.owner:
             raise ProtocolError(f"a set has {request.chunks} chunks and an owner's name, expected neither")
-        task = self.readers.begin_set(session, request.set_of - 1, keys)
+        return (yield from self.acquire_set(session, keys, request.set_of - 1))
+
+    def acquire_set(self, session: EngineSession, keys: KeyColumn, group: int = 0) -> Parts[m.Leased]:
+        """Lease what is there of chunks of a group that are each alone, with a row for each key; another node's are served
+        so too."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        task = self.readers.begin_set(session, group, keys)
 
         def advance(may_wait: bool) -> Step:
             return task.advance(self.clock.now_ns(), may_wait=may_wait)
 
         try:
             yield from self._advance(advance, self.tiering.make_room)
-            leased = self.readers.grant_set(session, request.set_of - 1, task, self.clock.now_ns())
+            leased = self.readers.grant_set(session, group, task, self.clock.now_ns())
         finally:
             task.release_holds(self.clock.now_ns())
         yield None  # what follows from a lease of thousands of chunks is another turn's work

@@ -31,6 +31,7 @@ from kvpool.ids import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import pack_u64, u64_of
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
@@ -58,7 +59,10 @@ HELLO_TIMEOUT_S = 2.0
 PEER_PART = 4
 # How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
 ROOM_S = 0.5
+# Chunks alone of which one is looked for, where none could be leased.
+LOOKED_AT = 16
 _WORD = 8
+_NO_KEYS = KeyColumn(b"")
 
 
 @dataclass(slots=True)
@@ -75,6 +79,19 @@ class _Offered:
     unleased: KeyColumn  # all of the chain, while chunks of it are being saved; else none
     size: int
     is_leasing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What is offered of a lease: offsets, slots and generations, u64. `base`, `unleased`: as in `_Offered`; `are_saved`: some
+    are just being saved; `present`: as in an Offer."""
+
+    lease: int
+    columns: tuple[bytes, bytes, bytes]
+    base: int = 0
+    unleased: KeyColumn = _NO_KEYS
+    are_saved: bool = False
+    present: bytes = b""
 
 
 class _NoRoomNow(KVPoolError):
@@ -248,9 +265,10 @@ class Offers:
         finally:
             if session is not None:
                 self._connections.end_use(connection, session)
-        self._counts["empty" if offer is None else "served"] += 1
-        is_sent = answer(offer or r.Offer(pull.pull, 0, b"", 0, "", b""))
-        if offer is not None and not is_sent:
+        offer = offer or _offer_of_none(pull)
+        self._counts["served" if offer.chunks else "empty"] += 1
+        is_sent = answer(offer)
+        if offer.chunks and not is_sent:
             self._server.withdraw(offer.ticket)
 
     async def _offer(
@@ -287,21 +305,26 @@ class Offers:
         reserved = (len(keys) - pull.first) * chunk_bytes  # from others that ask meanwhile
         peer.offered_bytes += reserved
         try:
-            base, leased = await self._lease(session, pull, keys)
+            if pull.are_alone:
+                base, leased = 0, await self._drive(self._pool.chains.acquire_set(session, keys))
+            else:
+                base, leased = await self._lease(session, pull, keys)
             with self._share.used():
-                offer = self._offer_leased(
-                    puller, connection, session, pull, keys=keys, base=base, leased=leased, deadline=deadline
-                )
+                chosen = self._chosen_of(session, pull, keys, base=base, leased=leased)
+                offer = self._offer_chosen(puller, connection, session, pull, chosen=chosen, deadline=deadline)
         finally:
             peer.offered_bytes -= reserved
         # What others have now, or are about to have, is free a moment later.
         has_others = bool(self._offered) or sum(len(one.tasks) for one in self._connections.all()) > 1
-        if offer is None and has_others and self._is_stored(session, keys, base + leased.chunks):
+        lacking = range(min(len(keys), LOOKED_AT)) if pull.are_alone else [base + leased.chunks]
+        if offer is None and has_others and any(self._is_stored(session, keys, chunk, pull) for chunk in lacking):
             return "other nodes lease as much as peer.leased_quota and dram.connection_quota allow", None
         self._wake_waiting()  # less may be offered than was reserved
-        return "", offer
+        return "", offer or _offer_of_none(pull, chosen.present)
 
-    def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int) -> bool:
+    def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int, pull: r.Pull) -> bool:
+        if pull.are_alone:
+            keys, chunk = keys[chunk : chunk + 1], 0
         return self._pool.chains.readers.is_stored(session, keys, chunk, self._clock.now_ns())
 
     async def _lease(self, session: EngineSession, pull: r.Pull, keys: KeyColumn) -> tuple[int, m.Leased]:
@@ -329,41 +352,54 @@ class Offers:
             self._ended.set_result(None)
             self._ended = None
 
-    def _offer_leased(
+    def _chosen_of(
+        self, session: EngineSession, pull: r.Pull, keys: KeyColumn, *, base: int, leased: m.Leased
+    ) -> _Chosen:
+        """What is offered of what is leased: of a chain from chunk `base` on, with what is being saved behind it. REQUIRES: the
+        same turn as the lease."""
+        # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
+        if pull.are_alone:
+            rows = [row for row, level in enumerate(leased.tiers) if level not in (m.NO_LEVEL, Level.PEER)]
+            is_here = bytearray(len(keys))
+            for row in rows:
+                is_here[row] = 1
+            offsets, slots, generations = map(u64_of, (leased.offsets, leased.slots, leased.generations))
+            chosen = [pack_u64([column[row] for row in rows]) for column in (offsets, slots, generations)]
+            return _Chosen(leased.lease, (chosen[0], chosen[1], chosen[2]), present=bytes(is_here))
+        coming = leased.tiers.find(Level.PEER)
+        here = leased.chunks if coming < 0 else coming
+        # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
+        behind = keys[base + leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
+        saved = self._pool.chains.writers.followed.find(session, keys.before(base + here), behind)
+        end = base + here + len(saved.offsets) // _WORD
+        rows_of = slice((pull.first - base) * _WORD, (max(end, pull.first) - base) * _WORD)
+        columns = (
+            (leased.offsets[: here * _WORD] + saved.offsets)[rows_of],
+            (leased.slots[: here * _WORD] + saved.slots)[rows_of],
+            (leased.generations[: here * _WORD] + saved.generations)[rows_of],
+        )
+        unleased = keys[:end] if end > base + leased.chunks else keys[:0]
+        return _Chosen(leased.lease, columns, base, unleased, are_saved=bool(saved.offsets))
+
+    def _offer_chosen(
         self,
         puller: Puller,
         connection: PullerConnection,
         session: EngineSession,
         pull: r.Pull,
         *,
-        keys: KeyColumn,
-        base: int,
-        leased: m.Leased,
+        chosen: _Chosen,
         deadline: Deadline,
     ) -> r.Offer | None:
-        """Offer what is leased of a chain from chunk `base` on, and what is being saved behind it. REQUIRES: the same turn as
-        the lease."""
-        # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
-        coming = leased.tiers.find(Level.PEER)
-        here = leased.chunks if coming < 0 else coming
-        # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
-        behind = keys[base + leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
-        saved = self._pool.chains.writers.followed.find(session, keys.before(base + here), behind)
-        layout = session.own.layout
-        end = base + here + len(saved.offsets) // _WORD
-        chunks = end - pull.first
-        if chunks <= 0:
-            self._end_lease(session, leased.lease)
+        """Offer these chunks; None where there are none. REQUIRES: the same turn as the lease."""
+        layout, columns = session.own.layout, chosen.columns
+        chunks = len(columns[0]) // _WORD
+        if not chunks:
+            self._end_lease(session, chosen.lease)
             return None
-        rows = slice((pull.first - base) * _WORD, (end - base) * _WORD)
-        columns = (
-            (leased.offsets[: here * _WORD] + saved.offsets)[rows],
-            (leased.slots[: here * _WORD] + saved.slots)[rows],
-            (leased.generations[: here * _WORD] + saved.generations)[rows],
-        )
         ticket = os.urandom(TICKET_BYTES)
         # A stream that waits for an engine's extents is given one thread, not several.
-        connections = 1 if saved.offsets else min(self._config.connections, chunks)
+        connections = 1 if chosen.are_saved else min(self._config.connections, chunks)
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
@@ -376,12 +412,13 @@ class Offers:
             timeout_s=timeout_s,
         )
         if not number:
-            self._end_lease(session, leased.lease)
+            self._end_lease(session, chosen.lease)
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
-        unleased = keys[:end] if end > base + leased.chunks else keys[:0]
         self._connections.use(connection, session)
         size = chunks * layout.extents * layout.extent_bytes
-        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, base, unleased, size)
+        self._offered[number] = _Offered(
+            puller.number, pull.pull, ticket, session, chosen.lease, chosen.base, chosen.unleased, size
+        )
         connection.peer.offers += 1
         connection.peer.offered_bytes += size
         connection.offered[pull.pull] = number
@@ -391,7 +428,7 @@ class Offers:
             self._parts.add_offer(number, connection.name, offered, checks)
         if self._near is not None:
             self._near.add_offer(number, columns)
-        return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
+        return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks, chosen.present)
 
     @property
     def _has_thread_for_saves(self) -> bool:
@@ -480,3 +517,8 @@ class Offers:
             self._pool.leases.release(session, lease)
         except KVPoolError as error:
             log.warning("a lease for another node was not released, and ends with its session: %s", error)
+
+
+def _offer_of_none(pull: r.Pull, present: bytes = b"") -> r.Offer:
+    """An offer that holds nothing. `present`: of the keys that were looked at."""
+    return r.Offer(pull.pull, 0, b"", 0, "", b"", present)
