@@ -127,11 +127,14 @@ class Chains:
         keys = columns.keys_of(request.keys, ranks=len(group.namespace_ids), keys_max=m.SET_KEYS_MAX)
         if request.chunks or request.owner:
             raise ProtocolError(f"a set has {request.chunks} chunks and an owner's name, expected neither")
-        return (yield from self.acquire_set(session, keys, request.set_of - 1))
+        leased, _ = yield from self.lease_set(session, keys, request.set_of - 1)
+        return leased
 
-    def acquire_set(self, session: EngineSession, keys: KeyColumn, group: int = 0) -> Parts[m.Leased]:
-        """Lease what is there of chunks of a group that are each alone, with a row for each key; another node's are served
-        so too."""
+    def lease_set(
+        self, session: EngineSession, keys: KeyColumn, group: int = 0
+    ) -> Parts[tuple[m.Leased, Sequence[int]]]:
+        """Lease what is there of chunks of a group that are each alone, for an engine or another node: a row for each key, and
+        which of them were left out though they may be stored."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         task = self.readers.begin_set(session, group, keys)
 
@@ -145,7 +148,7 @@ class Chains:
             task.release_holds(self.clock.now_ns())
         yield None  # what follows from a lease of thousands of chunks is another turn's work
         self.readers.note_set(session, leased.lease, self.clock.now_ns())
-        return self.note_leased(session, leased)
+        return self.note_leased(session, leased), task.left_out
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.

@@ -22,8 +22,9 @@ TEXT_BYTES_MAX = 512
 PULL_KEYS_MAX = 16_384
 # Of a Pull of a run of chunks without a parent: each is a hold of its own.
 RUN_KEYS_MAX = 128
-# Of a Pull of chunks that are alone.
+# Of a Pull of chunks that are alone, and what an Offer says of each.
 SET_KEYS_MAX = 4096
+ABSENT, HELD, LATER = range(3)
 DEADLINE_MS_MAX = 600_000
 CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
 # Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
@@ -88,8 +89,9 @@ class Pull:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """So many chunks from the first one asked for are held for the puller until its Release or deadline; 0: nothing is held.
-    Where the keys are alone, `present` has a byte for each of the first ones, as far as the owner has looked: 1, and the chunk
-    is among those held, in their order, or 0, and it is not here. Else it is empty; so it may be where nothing is held.
+    Where the keys are alone, `present` has a byte for each of the first ones, as far as the owner has looked: HELD, and the
+    chunk is among those held, in their order; ABSENT, and it is not here; LATER, and it may be, but there is no room for it
+    now. Else it is empty; so it may be where nothing is held.
 
     `ticket`: to be presented once on each of `connections` stream connections to `address`, `tls://…` where they are encrypted.
     `checks`: CRC-32C [chunk][extent].

@@ -76,10 +76,10 @@ def check_offer(pull: r.Pull, offer: r.Offer) -> None:
         _refuse(
             f"Offer names {len(offer.present)} chunks as present, expected none: those of pull {pull.pull} are not alone"
         )
-    if pull.are_alone and (len(offer.present) > asked or offer.present.count(1) != offer.chunks):
+    held, named = offer.present.count(r.HELD), len(offer.present)
+    if pull.are_alone and (named > asked or held != offer.chunks):
         _refuse(
-            f"Offer has {offer.chunks} chunks, and names {offer.present.count(1)} of {len(offer.present)} as present, expected "
-            f"as many, of {asked} at most"
+            f"Offer has {offer.chunks} chunks, and names {held} of {named} as present, expected as many, of {asked} at most"
         )
     if offer.pull != pull.pull or offer.chunks > asked:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
@@ -177,8 +177,8 @@ def _check_offer_alone(offer: r.Offer) -> None:
     _check_address("Offer address", offer.address)
     if offer.chunks and not offer.address:
         _refuse("Offer address is empty")
-    if len(offer.present) > r.SET_KEYS_MAX or offer.present.strip(b"\0\1"):
-        _refuse(f"Offer present has {len(offer.present)} bytes, expected at most {r.SET_KEYS_MAX}, of 0 or 1")
+    if len(offer.present) > r.SET_KEYS_MAX or offer.present.strip(bytes([r.ABSENT, r.HELD, r.LATER])):
+        _refuse(f"Offer present has {len(offer.present)} bytes, expected at most {r.SET_KEYS_MAX}, of 0, 1 or 2")
     if len(offer.checks) > r.CHECKS_BYTES_MAX:
         _refuse(f"Offer has checks of {len(offer.checks)} bytes, expected at most {r.CHECKS_BYTES_MAX}")
 

@@ -20,8 +20,9 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -46,6 +47,7 @@ from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 STOP_TIMEOUT_S = 10.0
 # Of the loop's time, for all pulls of all peers.
@@ -59,8 +61,6 @@ HELLO_TIMEOUT_S = 2.0
 PEER_PART = 4
 # How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
 ROOM_S = 0.5
-# Chunks alone of which one is looked for, where none could be leased.
-LOOKED_AT = 16
 _WORD = 8
 _NO_KEYS = KeyColumn(b"")
 
@@ -306,25 +306,27 @@ class Offers:
         peer.offered_bytes += reserved
         try:
             if pull.are_alone:
-                base, leased = 0, await self._drive(self._pool.chains.acquire_set(session, keys))
+                base, (leased, left_out) = 0, await self._drive(self._pool.chains.lease_set(session, keys))
             else:
-                base, leased = await self._lease(session, pull, keys)
+                (base, leased), left_out = await self._lease(session, pull, keys), ()
             with self._share.used():
-                chosen = self._chosen_of(session, pull, keys, base=base, leased=leased)
+                chosen = (
+                    _chosen_alone(leased, left_out)
+                    if pull.are_alone
+                    else self._chosen_of_chain(session, pull, keys, base=base, leased=leased)
+                )
                 offer = self._offer_chosen(puller, connection, session, pull, chosen=chosen, deadline=deadline)
         finally:
             peer.offered_bytes -= reserved
         # What others have now, or are about to have, is free a moment later.
         has_others = bool(self._offered) or sum(len(one.tasks) for one in self._connections.all()) > 1
-        lacking = range(min(len(keys), LOOKED_AT)) if pull.are_alone else [base + leased.chunks]
-        if offer is None and has_others and any(self._is_stored(session, keys, chunk, pull) for chunk in lacking):
+        is_left = bool(left_out) if pull.are_alone else self._is_stored(session, keys, base + leased.chunks)
+        if offer is None and has_others and is_left:
             return "other nodes lease as much as peer.leased_quota and dram.connection_quota allow", None
         self._wake_waiting()  # less may be offered than was reserved
         return "", offer or _offer_of_none(pull, chosen.present)
 
-    def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int, pull: r.Pull) -> bool:
-        if pull.are_alone:
-            keys, chunk = keys[chunk : chunk + 1], 0
+    def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int) -> bool:
         return self._pool.chains.readers.is_stored(session, keys, chunk, self._clock.now_ns())
 
     async def _lease(self, session: EngineSession, pull: r.Pull, keys: KeyColumn) -> tuple[int, m.Leased]:
@@ -352,20 +354,12 @@ class Offers:
             self._ended.set_result(None)
             self._ended = None
 
-    def _chosen_of(
+    def _chosen_of_chain(
         self, session: EngineSession, pull: r.Pull, keys: KeyColumn, *, base: int, leased: m.Leased
     ) -> _Chosen:
-        """What is offered of what is leased: of a chain from chunk `base` on, with what is being saved behind it. REQUIRES: the
-        same turn as the lease."""
+        """What is offered of what is leased from chunk `base` on, with what is being saved behind it. REQUIRES: the same turn
+        as the lease."""
         # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
-        if pull.are_alone:
-            rows = [row for row, level in enumerate(leased.tiers) if level not in (m.NO_LEVEL, Level.PEER)]
-            is_here = bytearray(len(keys))
-            for row in rows:
-                is_here[row] = 1
-            offsets, slots, generations = map(u64_of, (leased.offsets, leased.slots, leased.generations))
-            chosen = [pack_u64([column[row] for row in rows]) for column in (offsets, slots, generations)]
-            return _Chosen(leased.lease, (chosen[0], chosen[1], chosen[2]), present=bytes(is_here))
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
         # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
@@ -474,7 +468,7 @@ class Offers:
         if offered.base + leased.chunks == len(offered.unleased):
             offered.unleased = offered.unleased[:0]
 
-    async def _drive(self, parts: Parts[m.Leased]) -> m.Leased:
+    async def _drive(self, parts: Parts[Answer]) -> Answer:
         """The answer to a request that is served in parts; other work goes on between them."""
         while True:
             while wait_s := self._share.wait_s:
@@ -483,8 +477,8 @@ class Offers:
                 with self._share.used():
                     awaited = next(parts)
             except StopIteration as end:
-                leased: m.Leased = end.value
-                return leased
+                answer: Answer = end.value
+                return answer
             await (asyncio.sleep(0) if awaited is None else awaited)
 
     def _served(self, number: int, pull: int) -> None:
@@ -522,3 +516,16 @@ class Offers:
 def _offer_of_none(pull: r.Pull, present: bytes = b"") -> r.Offer:
     """An offer that holds nothing. `present`: of the keys that were looked at."""
     return r.Offer(pull.pull, 0, b"", 0, "", b"", present)
+
+
+def _chosen_alone(leased: m.Leased, left_out: Sequence[int]) -> _Chosen:
+    """What is offered of chunks that are each alone: those that are leased, but for what this node is itself pulling."""
+    rows = [row for row, level in enumerate(leased.tiers) if level not in (m.NO_LEVEL, Level.PEER)]
+    present = bytearray([r.ABSENT]) * len(leased.tiers)
+    for row in rows:
+        present[row] = r.HELD
+    for row in left_out:
+        present[row] = r.LATER
+    offsets, slots, generations = map(u64_of, (leased.offsets, leased.slots, leased.generations))
+    columns = [pack_u64([column[row] for row in rows]) for column in (offsets, slots, generations)]
+    return _Chosen(leased.lease, (columns[0], columns[1], columns[2]), present=bytes(present))

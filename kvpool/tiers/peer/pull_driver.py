@@ -268,11 +268,12 @@ class PullDriver:
         if not pull.are_alone:
             return wanted[: offer.chunks]
         looked_at = wanted[: len(offer.present)] if offer.present else wanted
-        absent = [chunk for chunk, is_here in zip_longest(looked_at, offer.present, fillvalue=0) if not is_here]
+        states = zip_longest(looked_at, offer.present, fillvalue=r.ABSENT)
+        absent = [chunk for chunk, state in states if state == r.ABSENT]
         for chunk in absent:
             self._decline(pull, chunk)
         pull.absent.update(absent)
-        return [chunk for chunk, is_here in zip(wanted, offer.present, strict=False) if is_here]
+        return [chunk for chunk, state in zip(wanted, offer.present, strict=False) if state == r.HELD]
 
     async def _take_offer(self, pull: Pull, part: Part, link: PeerLink, offer: r.Offer, *, timeout_s: float) -> str:
         """Begin to receive what is offered. Why that is not; empty: it is."""

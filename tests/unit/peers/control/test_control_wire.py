@@ -180,7 +180,7 @@ def test_a_node_is_asked_for_as_many_chunks_as_one_pull_may_name() -> None:
         (OFFER, {"address": "tcp://host:1"}),
         (OFFER, {"checks": bytes(r.CHECKS_BYTES_MAX + 1)}),
         (OFFER, {"chunks": -1}),
-        (OFFER, {"present": b"\2"}),
+        (OFFER, {"present": b"\3"}),
         (OFFER, {"present": bytes(r.SET_KEYS_MAX + 1)}),
         (STAGED, {"server": ""}),
         (STAGED, {"server": "host:1"}),
@@ -258,6 +258,7 @@ def test_an_offer_of_chunks_alone_names_as_many_as_it_has() -> None:
     wire.check_offer(ALONE, replace(offer_to(ALONE, 2), present=bytes([1, 0, 1])))
     wire.check_offer(ALONE, replace(offer_to(ALONE, 1), present=bytes([1])))
     wire.check_offer(ALONE, replace(offer_to(ALONE, 0), present=bytes(2)))
+    wire.check_offer(ALONE, replace(offer_to(ALONE, 1), present=bytes([2, 1, 2])))
     wire.check_offer(ALONE, offer_to(ALONE, 0))
     for present in (b"", bytes([1, 1, 0]), bytes([1]) * 4, bytes([1, 1, 1, 0])):
         with pytest.raises(wire.WireFault, match="as present"):
