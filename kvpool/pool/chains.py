@@ -146,7 +146,11 @@ class Chains:
             leased = self.readers.grant_set(session, group, task, self.clock.now_ns())
         finally:
             task.release_holds(self.clock.now_ns())
-        yield None  # what follows from a lease of thousands of chunks is another turn's work
+        try:
+            yield None  # what follows from a lease of thousands of chunks is another turn's work
+        except GeneratorExit:
+            self.readers.release(session, leased.lease, self.clock.now_ns())  # nobody has heard of it
+            raise
         self.readers.note_set(session, leased.lease, self.clock.now_ns())
         return self.note_leased(session, leased), task.left_out
 

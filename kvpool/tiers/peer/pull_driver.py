@@ -145,10 +145,9 @@ class PullDriver:
             while pull.left:
                 wanted = len(pull.wanted)
                 fault = await self._bring_part(pull)
+                # No chunk alone takes others along: the node is asked for those that it has not been asked for, or has later.
                 if pull.are_alone and 0 < len(pull.wanted) < wanted:
-                    fault = (
-                        ""  # no chunk takes others along: the node is asked for those that it has not been asked for
-                    )
+                    fault = ""
                 elif not pull.wanted:
                     fault = fault or "gone"
                 is_busy = fault in BUSY

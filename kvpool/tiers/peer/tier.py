@@ -252,23 +252,22 @@ class PeerTier:
         return node
 
     def _spread(self, namespace: Namespace, keys: KeyColumn, avoid: Container[NodeName]) -> list[tuple[str, list[int]]]:
-        """Which nodes are asked for which of these chunks, each alone: first the one that has most of them, of equals the one
-        from which these come first; then for the others likewise. Nodes that have brought less than they seemed to have come
-        after those that have not."""
+        """Which nodes are asked for which of these chunks, each alone: of those that have a chunk the one that has most of them
+        all; of equals the one from which these come first. Nodes that have brought less than they seemed to have come last."""
         by_node = self._chunks.keys_by_node(keys, avoid, namespace=namespace.id, now_ns=self._clock.now_ns())
+        size = namespace.layout.stored_bytes
+
+        def place(node: NodeName) -> tuple[bool, int, float]:
+            count = len(by_node[node])
+            return self.nodes.is_deferred(node), -count, self._cost_s(node, count * size)
+
         spread: list[tuple[str, list[int]]] = []
-        while by_node:
-
-            def rank(node: NodeName) -> tuple[bool, int, float]:
-                count = len(by_node[node])  # noqa: B023 - called at once
-                return self.nodes.is_deferred(node), -count, self._cost_s(node, count * namespace.layout.stored_bytes)
-
-            best = min(by_node, key=rank)
-            taken = by_node.pop(best)
-            spread.append((best, taken))
-            numbers = set(taken)
-            left = {node: [number for number in having if number not in numbers] for node, having in by_node.items()}
-            by_node = {node: having for node, having in left.items() if having}
+        left = set(range(len(keys)))
+        for node in sorted(by_node, key=place):
+            taken = [number for number in by_node[node] if number in left]
+            if taken:
+                spread.append((node, taken))
+                left.difference_update(taken)
         return spread
 
     def _cost_s(self, node: NodeName, size: int) -> float:

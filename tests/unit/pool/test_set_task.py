@@ -144,6 +144,19 @@ def test_a_key_that_is_named_twice_is_held_where_it_is_named_first_even_in_anoth
     in_pool(check)
 
 
+def test_a_request_that_is_given_up_after_its_lease_was_granted_leaves_none() -> None:
+    def check(setting: Setting) -> None:
+        readers = setting.pool.chains.readers
+        parts = setting.pool.chains.acquire(setting.session, m.Acquire(KEYS, set_of=1))
+        while not readers.leases:
+            next(parts)
+        parts.close()
+        assert readers.leases == 0
+        assert readers.find(setting.session, 1) is None
+
+    in_pool(check)
+
+
 class FakeTiers:
     """Tiers that have every key that is looked for, and no room for it while it is among `blocked`; else they have lost it."""
 
