@@ -139,6 +139,8 @@ class SetTask:
         """Have what is elsewhere of these places brought, and hold it: on one rank after the other, what the ranks before
         have. Returns those that have to wait."""
         places = self._hold(range(len(self._ranks)), places, now_ns)  # what has come meanwhile
+        if not places:
+            return []
         free = [_NO_HOLD] * len(self._ranks)
         allowed = self._directory.affordable(self._holder, free, self._session.size_classes, len(places))
         self._beyond += places[allowed:]
