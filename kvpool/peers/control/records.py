@@ -13,8 +13,8 @@ from kvpool.layout import Layout
 
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak. The format
-# of streams goes with it (native/net/stream_format.h): 1 had a mark for each extent.
-OLDEST_VERSION = NEWEST_VERSION = 2
+# of streams goes with it (native/net/stream_format.h): 1 had a mark for each extent. 2 had no chunks that are alone.
+OLDEST_VERSION = NEWEST_VERSION = 3
 INCARNATION_BYTES = 16
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 128

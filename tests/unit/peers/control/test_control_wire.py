@@ -288,9 +288,12 @@ def test_versions_that_do_not_meet_are_refused_with_the_side_to_update() -> None
     with pytest.raises(wire.WireFault, match="update this node") as refusal:
         wire.choose_version(replace(HELLO, version=9, oldest=8))
     assert refusal.value.code == r.RefusalCode.VERSION
-    # Its stream has another format.
-    with pytest.raises(wire.WireFault, match="update the puller"):
-        wire.choose_version(replace(HELLO, version=1, oldest=1))
+    # Of 1 the streams, of 2 the pulls and offers have another format.
+    for version in (1, 2):
+        with pytest.raises(
+            wire.WireFault, match=f"speaks versions 1 to {version}, this node 3 to 3: update the puller"
+        ):
+            wire.choose_version(replace(HELLO, version=version, oldest=1))
 
 
 def test_wrong_types_and_numbers_of_fields_are_refused() -> None:
