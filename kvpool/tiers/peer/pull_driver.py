@@ -204,9 +204,11 @@ class PullDriver:
 
     def _is_late(self, pull: Pull) -> bool:
         """Whether a pull has waited too long for its turn, or its chunks come too slowly. Its time for these begins with its
-        first turn, and anew with each part that has come."""
-        if pull.clocked != pull.first and not (pull.clocked < 0 and pull.deadline.has_passed()):
-            pull.clocked, pull.busy = pull.first, None
+        first turn, and anew whenever chunks have come, or are known to be absent at its node."""
+        left, absent = pull.clocked
+        is_further = pull.left != left or len(pull.absent) > absent
+        if is_further and not (left < 0 and pull.deadline.has_passed()):
+            pull.clocked, pull.busy = (pull.left, len(pull.absent)), None
             timeout_s = self._timeout_s(pull)
             pull.deadline = Deadline(self._config.answer_timeout + timeout_s, self._clock)
         return pull.deadline.has_passed()
@@ -277,6 +279,10 @@ class PullDriver:
     async def _take_offer(self, pull: Pull, part: Part, link: PeerLink, offer: r.Offer, *, timeout_s: float) -> str:
         """Begin to receive what is offered. Why that is not; empty: it is."""
         address = stream_of(link.member.endpoint, offer.address)
+        if not offer.chunks and r.LATER in offer.present:
+            self.counts["busy"] += 1
+            self._fail(pull, f"has no room to offer any of {offer.present.count(r.LATER)} chunks now")
+            return "busy"
         if not offer.chunks:
             self.counts["empty"] += 1
             if pull.is_named:

@@ -59,9 +59,9 @@ class Part:
 class Pull:
     """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it;
     `tried`: those that were asked before. `before`: the keys before its own. `first`: of the chunks that are asked for or
-    received now, the `part`; `clocked`: the one for which the deadline was set. `is_cut`: a chunk of a chain has failed.
-    `is_reported`: of each chunk. Where the chunks `are_alone`, `absent` are those that did not come from the node, and that
-    another one may have."""
+    received now, the `part`; `clocked`: how many were left, and how many absent, when the deadline was set. `is_cut`: a chunk
+    of a chain has failed. `is_reported`: of each chunk. Where the chunks `are_alone`, `absent` are those that did not come from
+    the node, and that another one may have."""
 
     job: JobId
     node: str
@@ -75,7 +75,7 @@ class Pull:
     absent: set[int] = field(default_factory=set)
     first: int = 0
     part: Part | None = None
-    clocked: int = -1
+    clocked: tuple[int, int] = (-1, 0)
     busy: Deadline | None = None  # for which it waits for room at its node
     is_cut: bool = False
     has_failed: bool = False  # at its node, which counts once
@@ -157,6 +157,7 @@ class Pulls:
         self._count(pull, -pull.left)
         if not may_come_back:
             pull.tried.add(pull.node)
+            pull.clocked = pull.clocked[0], 0
         pull.node, pull.is_named, pull.has_failed = node, False, False
         pull.absent.clear()
         self._count(pull, pull.left)
