@@ -15,7 +15,6 @@ from kvpool_client.vllm.tier.identity import Engine, identify
 from kvpool_client.vllm.tier.settings import Settings
 from tests.engines.vllm_tier.region import ROW_BYTES, Start, keys_of, spec_of
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.held_weights import HeldWeights
 
 SETTINGS = Settings(socket="/nowhere")
 
@@ -151,29 +150,6 @@ def test_an_engine_that_is_refused_misses_and_its_jobs_end(daemon: Daemon, start
     assert region.load(keys, context).good == ()
     assert region.counts()["refused_requests_unknown_weights"] == 2
     region.jobs.drain()
-
-
-def test_until_the_weights_are_read_everything_misses_and_no_call_waits(
-    daemon: Daemon, start_region: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: 1 << 62)
-    monkeypatch.setattr("kvpool_client.engines.weights.START_WAIT_S", 0.0)
-    weights = HeldWeights(tmp_path / "model", b"1" * 4096)
-    weights.hold()
-    region = start_region(daemon, revision="", spec=spec_of(weights.path))
-    keys = keys_of(1, 3)
-    assert not region.store(keys).is_whole
-    assert region.found(region.begin(keys), keys) == [False] * 3
-    assert region.counts()["refused_requests_reading"] == 2
-    weights.release()
-
-    def is_connected() -> bool:
-        region.begin()
-        return "connected" in repr(region.jobs)
-
-    wait_until(is_connected, "the weights are known")
-    assert region.store(keys).is_whole
-    assert region.load(keys).is_whole
 
 
 def test_wrong_settings_are_named_all_at_once() -> None:
