@@ -195,7 +195,9 @@ class TierJobs:
             if rows is not None:
                 rows.give_up(is_over=True)
         if self._settings.reset == "node" and rows is not None:
-            failure = flush_model(self._settings.socket, rows.model, deadline.remaining_s(), is_bounded=True)
+            failure = "the jobs under way have taken all of timeout_s"
+            if not deadline.has_passed():
+                failure = flush_model(self._settings.socket, rows.model, deadline.remaining_s(), is_bounded=True)
             if failure:
                 self._guard.miss("flush", failure)
             self._tally.count("failed_flushes" if failure else "flushes")
