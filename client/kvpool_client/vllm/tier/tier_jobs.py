@@ -187,7 +187,8 @@ class TierJobs:
         return taken
 
     def drain(self) -> None:
-        """End every job, within about `timeout_s`; then drop what a reset of vLLM's cache makes stale. Blocks."""
+        """End every job, and begin an epoch: a reset of vLLM's cache makes stale what is there. Waits about `timeout_s`."""
+        self._epoch = new_epoch()
         deadline = Deadline(self._settings.timeout_s)
         rows = self._rows
         late = partial(rows.give_up, is_over=False) if rows is not None else None
@@ -197,13 +198,13 @@ class TierJobs:
         finally:
             if rows is not None:
                 rows.give_up(is_over=True)
-        if self._settings.flush_on_reset:
-            self._epoch = new_epoch()
-            if rows is not None:
-                failure = flush_model(self._settings.socket, rows.model, self._settings.timeout_s)
-                if failure:
-                    self._guard.miss("flush", failure)
-                self._tally.count("failed_flushes" if failure else "flushes")
+        if self._settings.reset == "node" and rows is not None:
+            failure = "the jobs under way have taken all of timeout_s"
+            if not deadline.has_passed():
+                failure = flush_model(self._settings.socket, rows.model, deadline.remaining_s(), is_bounded=True)
+            if failure:
+                self._guard.miss("flush", failure)
+            self._tally.count("failed_flushes" if failure else "flushes")
 
     def take_counts(self) -> dict[str, int | float] | None:
         """What was counted since the last call; None for nothing."""

@@ -179,6 +179,14 @@ class Driver:
         """Empty the engine's own prefix cache. `of_connector`: its connector's too, as an update of weights does."""
         return {"done": bool(self._llm.reset_prefix_cache(reset_connector=of_connector))}
 
+    def lose_region(self) -> Answer:
+        """Empty the engine's own prefix cache and the region of its tiered offloading, which its tiers are not notified of."""
+        self.plug_tiers(is_plugged=False)
+        try:
+            return self.forget(of_connector=True)
+        finally:
+            self.plug_tiers(is_plugged=True)
+
     def settle(self) -> Answer:
         """Step until the connector has ended what it does for requests that have ended: other engines do so by themselves."""
         engine: Any = self._llm.llm_engine
