@@ -24,11 +24,10 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
 from kvpool.clock import Deadline
-from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
 from kvpool_client.lmcache.locks import Locks
-from kvpool_client.lmcache.object_layout import Form, address_of, bytes_of, form_of, form_of_object
+from kvpool_client.lmcache.object_layout import Form, form_of, form_of_object
 from kvpool_client.lmcache.object_names import by_chunk, names_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.object_stores import ObjectStores
@@ -187,7 +186,7 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         for part in self._parts_of(keys, descs):
             if part.form is None or deadline.has_passed():
                 continue
-            store = self._object_stores.open(part.model, part.form, len(part.places))
+            store = self._object_stores.open(part.model, part.form, len(part.places), deadline)
             if store is not None:
                 locked = store.lock(names[part.places], deadline)
                 leases += locked.leases
@@ -198,40 +197,35 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
 
     def _load(self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline) -> npt.NDArray[np.int64]:
         found = []
-        for store, places, names, addresses in self._moves(keys, objects):
-            found.append(places[store.load(names, addresses, deadline)])
+        for store, places, names, memories in self._moves(keys, objects, deadline):
+            found.append(places[store.load(names, memories, deadline)])
         places = _joined(found)
         self._guard.call("notify", None, self._notify_keys_accessed, [keys[place] for place in places.tolist()])
         return places
 
     def _store(self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline) -> tuple[bool, int]:
         left, stored_bytes = len(keys), 0
-        for store, places, names, addresses in self._moves(keys, objects):
-            is_whole, stored = store.save(names, addresses, deadline)
+        for store, places, names, memories in self._moves(keys, objects, deadline):
+            is_whole, stored = store.save(names, memories, deadline)
             left -= len(places) if is_whole else 0
             stored_bytes += stored * store.object_bytes
         return left == 0, stored_bytes
 
     def _moves(
-        self, keys: Sequence[Any], objects: Sequence[Any]
-    ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[int]]]:
-        """The stores of these objects, and of each which of them are its own, their names and addresses."""
+        self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline
+    ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[Any]]]:
+        """The stores of these objects, and of each which of them are its own, with their names."""
         names, places_of = names_of(keys), dict[tuple[str, Form], list[int]]()
         forms = [form_of_object(memory) for _, memory in zip(keys, objects, strict=True)]
         for place in by_chunk(keys):
             places_of.setdefault((keys[place].model_name, forms[place]), []).append(place)
             self._note_form(keys[place], forms[place])
         for (model, form), chosen in places_of.items():
-            store = self._object_stores.open(model, form, len(chosen))
+            store = self._object_stores.open(model, form, len(chosen), deadline)
             if store is None:
                 continue
-            try:
-                addresses = [address_of(objects[place], bytes_of(form)) for place in chosen]
-            except LayoutMismatch as error:
-                self._guard.miss("transfer", error)
-                continue
             places = np.array(chosen, np.int64)
-            yield store, places, names[places], addresses
+            yield store, places, names[places], [objects[place] for place in chosen]
 
     def _parts_of(self, keys: Sequence[Any], descs: Mapping[int, Any]) -> list[_Part]:
         """Keys by their model and form: that of the last objects of their group that were moved, else the one that LMCache

@@ -4,7 +4,8 @@ An object is one chunk of one packed layer: opaque bytes, as many as its shapes 
 format, so only objects of the same shapes and types are shared. LMCache does not pass how many tokens an object has: it counts
 as one.
 
-Objects lie in LMCache's L1, host memory that stays where it is while a task is open. Pure but for reading the attributes of
+Objects lie in LMCache's L1, host memory that stays mapped. LMCache may free one while its task is open, and give its bytes to
+another: whoever moves bytes looks before and afterwards (`are_valid`). Pure but for reading the attributes of
 objects; keeps none. Any thread.
 """
 
@@ -56,6 +57,11 @@ def layout_of(form: Form) -> Layout:
         format=_format_of(form),
         block_tokens=1,
     )
+
+
+def are_valid(memories: Iterable[Any]) -> bool:
+    """Whether LMCache has freed none of these objects: their bytes are still theirs."""
+    return all(memory.is_valid() for memory in memories)
 
 
 def address_of(memory: Any, size: int) -> int:

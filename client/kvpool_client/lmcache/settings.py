@@ -12,9 +12,12 @@ from kvpool.socket_path import fault_of_path, find_socket
 from kvpool.states import PRIORITY_MAX
 from kvpool_client.arguments import is_text
 
+# LMCache frees a load's objects after 300 s and a store's after 600 s (its L1's locks, by default), and may give their bytes to
+# others. A task ends long before that, with the last requests and a copy behind its deadline.
+TASK_TIMEOUT_MAX_S = 120.0
 _NUMBERS: dict[str, tuple[float, float]] = {
     "timeout_s": (0.001, 3600.0),
-    "task_timeout_s": (0.001, 3600.0),
+    "task_timeout_s": (0.001, TASK_TIMEOUT_MAX_S),
     "lock_timeout_s": (0.001, 3600.0),
     "copy_threads": (1, 64),
     "priority": (0, PRIORITY_MAX),

@@ -5,12 +5,14 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpool.errors import InvalidArgument
-from kvpool_client.lmcache import Settings
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool_client.engines import weights
+from kvpool_client.lmcache import Settings, model_weights
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -315,6 +317,27 @@ def test_a_load_that_is_late_ends_by_its_own_deadline(daemon: Daemon, start: Sta
     assert late.ended_load(task, keys, objects) == [False, False]
 
 
+def test_a_load_without_progress_is_waited_for_as_long_as_its_task_has(
+    start_daemon: Callable[..., Daemon], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only as long as a round trip may take."""
+    from kvpool_client.verbs.load import Load
+
+    seen, waited = list[float](), Load.wait_watched
+    controller = start(start_daemon(), timeout_s=1.0, task_timeout_s=50.0)
+
+    def watch(load: Load, watched: Any, deadline: Any) -> Any:
+        if watched is not None:
+            seen.append(watched._deadline.remaining_s())
+        return waited(load, watched, deadline)
+
+    monkeypatch.setattr(Load, "wait_watched", watch)
+    keys = controller.keys(1, 2)
+    wait_until(lambda: controller.store(keys) >= 0, "stored")
+    wait_until(lambda: controller.load(keys) == [True, True], "loaded")
+    assert 1.0 < max(seen) <= 50.0
+
+
 def test_more_tasks_than_a_line_takes_end_at_once_without_success(daemon: Daemon, start: Start) -> None:
     controller, held = start(daemon), threading.Event()
     from kvpool_client.lmcache.adapter import LOOKUPS_MAX, TRANSFERS_MAX
@@ -378,6 +401,82 @@ def test_memory_that_is_no_memory_of_the_host_fails_its_task(daemon: Daemon, sta
     short[0].raw_data = Raw(short[0].raw_data.view[: SIZE - 1])
     assert controller.store(keys, short) == -1
     assert controller.lookup(keys) == [False, False]
+
+
+def _freed(controller: Controller, objects: list[Memory]) -> int:
+    """LMCache frees objects, and gives their bytes to others."""
+    for memory in objects:
+        memory.valid = False
+        memory.raw_data.view[:] = 0xA5
+    stats = controller.adapter._object_stores.find("tiny", *_only_form(controller)).stats()
+    return int(stats["freed_objects"])
+
+
+def test_what_lmcache_frees_while_its_task_waits_is_neither_stored_nor_written(daemon: Daemon, start: Start) -> None:
+    controller, held = start(daemon), threading.Event()
+    adapter, keys, others = controller.adapter, controller.keys(1, 2), controller.keys(3, 4)
+    controller.store(keys)
+    for line, threads in ((adapter._stores, 1), (adapter._loads, 4)):
+        for _ in range(threads):
+            line.submit("held", held.wait, lambda _: None)
+    saved, targets = controller.filled(others), [controller.l1.allocate() for _ in keys]
+    store = adapter.submit_store_task(others, saved)
+    load = adapter.submit_load_task(keys, targets)
+    _freed(controller, [saved[1], targets[0]])
+    held.set()
+    assert controller.ended_store(store) == -1
+    assert controller.ended_load(load, keys, targets) == [False, False]
+    assert all((memory.raw_data.view == 0xA5).all() for memory in targets)
+    assert controller.lookup(others) == [False, False]
+    assert _freed(controller, []) == 4
+
+
+def test_what_lmcache_frees_while_it_is_copied_is_not_committed(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvpool_client.verbs.save import Save
+
+    controller = start(daemon)
+    keys, copy = controller.keys(1, 2), Save.copy
+    controller.store(controller.keys(9))
+    objects = controller.filled(keys)
+
+    def copy_and_free(save: Save, deadline: Any) -> bool:
+        _freed(controller, objects[1:])  # amid the copy: the pool has other bytes under this key
+        return copy(save, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Save, "copy", copy_and_free)
+        assert controller.store(keys, objects) == -1
+    assert controller.lookup(keys) == [False, False]
+    assert controller.store(keys) == 2 * SIZE
+    assert controller.load(keys) == [True, True]
+    assert daemon.problems() == []
+
+
+def test_a_load_into_memory_that_is_freed_meanwhile_ends(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a slow disk, which the load's watch need not wait for."""
+    from kvpool_client.verbs.load import Load
+
+    controller = start(daemon)
+    keys = controller.keys(1, 2)
+    controller.store(keys)
+    objects = [controller.l1.allocate() for _ in keys]
+    waited, ended = Load.wait_watched, list[bool]()
+
+    def free_and_wait(load: Load, stall: Any, deadline: Any) -> Any:
+        if stall is not None:
+            _freed(controller, objects)
+            ended.append(stall.has_lasted())
+        return waited(load, stall, deadline)
+
+    monkeypatch.setattr(Load, "wait_watched", free_and_wait)
+    task = controller.adapter.submit_load_task(keys, objects)
+    controller._wait(controller.adapter.get_load_event_fd())
+    assert controller.adapter.query_load_result(task).bits == [False, False]
+    assert ended == [True]
 
 
 def test_objects_that_overlap_are_not_loaded_and_a_key_twice_is(daemon: Daemon, start: Start) -> None:
@@ -478,6 +577,10 @@ def test_settings_that_are_wrong_are_named_at_once() -> None:
     assert text.startswith("l2-adapter adapter_params: ")
     assert all(name in text for name in (*wrong, "is no setting, did you mean socket", "expected 0.001..3600"))
     assert Settings.read({"socket": "/run/x.sock"}).task_timeout_s == 10.0
+    with pytest.raises(
+        InvalidArgument, match=r"task_timeout_s is 121, expected 0.001..120"
+    ):  # LMCache frees after 300 s
+        Settings.read({"task_timeout_s": 121})
 
 
 def test_a_model_without_an_identity_is_refused_in_one_line_and_counted(
@@ -507,3 +610,113 @@ def test_while_weights_are_read_everything_is_a_miss_and_then_objects_are_shared
     wait_until(lambda: controller.store(keys) == SIZE, "the weights are read")
     other = start(daemon, revision="")
     wait_until(lambda: other.lookup(keys) == [True], "another LMCache has the same weights")
+
+
+@pytest.fixture
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lookup and store looks at the weights again."""
+    monkeypatch.setattr(model_weights, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(model_weights, "RETRY_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_weights_that_are_replaced_are_refused_until_lmcache_starts_again(
+    daemon: Daemon, start: Start, held_weights: HeldWeights
+) -> None:
+    """The engine starts again with them, LMCache does not."""
+    held_weights.release()
+    controller = start(daemon, revision="")
+    controller.model = held_weights.path
+    keys, before = controller.keys(1), held_weights.file.read_bytes()
+    wait_until(lambda: controller.store(keys) == SIZE, "the weights are read")
+    assert controller.lookup(keys) == [True]
+    controller.adapter.submit_unlock(keys)
+    held_weights.file.write_bytes(before + b"tuned")
+    assert controller.lookup(keys) == [False]
+    assert controller.load(keys) == [False]
+    assert controller.store(controller.keys(2)) == -1
+    held_weights.file.write_bytes(before)
+    assert controller.store(controller.keys(2)) == -1
+    assert controller.adapter.report_status()["refused_others"] == 4
+    again = start(daemon, revision="")
+    again.model = controller.model
+    wait_until(lambda: again.lookup(keys) == [True], "the old weights are back, and found by their bytes")
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_commit_of_the_hub_that_moves_is_refused(
+    daemon: Daemon, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = tmp_path / "models--org--m" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("a" * 40)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights, "first_younger", lambda *_: "")
+    controller = start(daemon, revision="")
+    controller.model = "org/m"
+    keys = controller.keys(1)
+    assert controller.store(keys) == SIZE
+    reference.write_text("b" * 40)
+    assert controller.lookup(keys) == [False]
+    assert controller.load(keys) == [False]
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_weights_that_cannot_be_looked_at_for_a_moment_are_looked_at_again(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | Exception] = [OSError("not mounted"), "1" * 40, OSError("not mounted"), "1" * 40]
+
+    def look(*_: object) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(model_weights, "weights_of", look)
+    controller = start(daemon, revision="")
+    keys = controller.keys(1)
+    assert [controller.store(keys) for _ in range(4)] == [-1, SIZE, -1, 0]
+
+
+def test_files_that_do_not_answer_hold_up_no_other_model(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+
+    def look(place: str, *_: object) -> str:
+        if place == "hung":
+            hangs.wait()
+        return "1" * 40
+
+    monkeypatch.setattr(model_weights, "weights_of", look)
+    controller = start(daemon, revision="")
+    keys, hung = controller.keys(1), controller.keys(1, model_name="hung")
+    assert controller.store(keys) == SIZE
+    monkeypatch.setattr(model_weights, "LOOK_WAIT_S", 0.0)
+    try:
+        assert controller.lookup(hung) == [False]
+        assert controller.store(hung) == -1
+        monkeypatch.setattr(model_weights, "LOOK_WAIT_S", 60.0)
+        assert controller.lookup(keys) == [True]
+        assert controller.adapter.report_status()["refused_looking"] == 2
+    finally:
+        hangs.set()
+    wait_until(lambda: controller.store(hung) == SIZE, "the files answer")
+
+
+def test_models_beyond_the_bound_take_the_place_of_refused_ones(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_weights, "MODELS_MAX", 2)
+    monkeypatch.setattr(model_weights, "weights_of", _of_models_that_begin_with_m)
+    controller = start(daemon, revision="")
+    stored = [controller.store(controller.keys(1, model_name=name)) for name in ("x", "m1", "y", "m2", "m3")]
+    assert stored == [-1, SIZE, -1, SIZE, -1]
+    assert controller.adapter.report_status()["refused_models"] == 1
+
+
+def _of_models_that_begin_with_m(place: str, *_: object) -> str:
+    if place[0] != "m":
+        raise LayoutMismatch("nothing identifies them")
+    return "1" * 40
