@@ -27,7 +27,7 @@ from kvpool.clock import Deadline
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
 from kvpool_client.lmcache.locks import Locks
-from kvpool_client.lmcache.object_layout import Form, form_of, form_of_object
+from kvpool_client.lmcache.object_layout import Form, form_of, form_of_object, is_serialized
 from kvpool_client.lmcache.object_names import by_chunk, names_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.object_stores import ObjectStores
@@ -70,6 +70,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         self._object_stores = ObjectStores(settings, self._guard)
         self._locks = Locks(settings.lock_timeout_s)
         self._forms: dict[tuple[str, int, int], Form] = {}  # of each model, world and group the last one that was moved
+        # What LMCache describes of each; None where that was not always the same.
+        self._described: dict[tuple[str, int, int], Form | None] = {}
         self._stored: TaskResults[Any] = TaskResults(create_event_notifier())
         self._looked_up: TaskResults[Any] = TaskResults(create_event_notifier())
         self._loaded: TaskResults[Any] = TaskResults(create_event_notifier())
@@ -216,7 +218,7 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
     ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[Any]]]:
         """The stores of these objects, and of each which of them are its own, with their names."""
         names, places_of = names_of(keys), dict[tuple[str, Form], list[int]]()
-        forms = [form_of_object(memory) for _, memory in zip(keys, objects, strict=True)]
+        forms = [self._form_of(key, memory) for key, memory in zip(keys, objects, strict=True)]
         for place in by_chunk(keys):
             places_of.setdefault((keys[place].model_name, forms[place]), []).append(place)
             self._note_form(keys[place], forms[place])
@@ -233,19 +235,35 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         places_of: dict[tuple[str, int, int], list[int]] = {}
         for place in by_chunk(keys):
             key = keys[place]
-            places_of.setdefault((key.model_name, key.kv_rank >> 24, key.object_group_id), []).append(place)
+            places_of.setdefault(_kind_of(key), []).append(place)
         joined: dict[tuple[str, Form | None], list[int]] = {}
         for kind, places in places_of.items():
             form = self._forms.get(kind)
-            if form is None and kind[2] in descs:
-                form = form_of(descs[kind[2]])
+            described = form_of(descs[kind[2]]) if kind[2] in descs else None
+            if described is not None:
+                self._note_description(kind, described)
+            if form is None:
+                form = described
+            elif is_serialized(form):
+                form = form._replace(origin=self._described.get(kind))
             joined.setdefault((kind[0], form), []).extend(places)
         return [_Part(model, form, np.array(places, np.int64)) for (model, form), places in joined.items()]
 
     def _note_form(self, key: Any, form: Form) -> None:
         if len(self._forms) >= FORMS_MAX:
             self._forms = {}
-        self._forms[key.model_name, key.kv_rank >> 24, key.object_group_id] = form
+        self._forms[_kind_of(key)] = form
+
+    def _note_description(self, kind: tuple[str, int, int], described: Form) -> None:
+        if len(self._described) >= FORMS_MAX:
+            self._described = {}
+        if self._described.setdefault(kind, described) != described:
+            self._described[kind] = None
+
+    def _form_of(self, key: Any, memory: Any) -> Form:
+        """That of an object that is moved."""
+        form = form_of_object(memory)
+        return form._replace(origin=self._described.get(_kind_of(key))) if is_serialized(form) else form
 
     def _end_store(self, task: int, outcome: tuple[bool, int] | None) -> None:
         self._stored.put(task, L2StoreResult(*(outcome or (False, 0))))
@@ -255,6 +273,11 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
 
     def _end_load(self, task: int, keys: int, places: npt.NDArray[np.int64] | None) -> None:
         self._loaded.put(task, _bitmap(keys, places))
+
+
+def _kind_of(key: Any) -> tuple[str, int, int]:
+    """Model, world and group: objects of one kind have one form."""
+    return key.model_name, key.kv_rank >> 24, key.object_group_id
 
 
 def _joined(places: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

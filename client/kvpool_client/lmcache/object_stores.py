@@ -13,7 +13,7 @@ from kvpool.clock import Deadline
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.lmcache.model_weights import RETRY_S, ModelWeights
-from kvpool_client.lmcache.object_layout import Form
+from kvpool_client.lmcache.object_layout import Form, is_ambiguous, is_serialized
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.settings import Settings
 
@@ -21,6 +21,14 @@ from kvpool_client.lmcache.settings import Settings
 STORES_MAX = 64
 _TOO_MANY = (
     f"stores: objects of more than {STORES_MAX} models and forms are served: run another LMCache for some of the models"
+)
+_FORMAT = (
+    "format: LMCache names 8-bit KV of every format, and what it serializes, torch.uint8: set revision in adapter_params to a "
+    "name that changes with the KV cache's data type and the serde, as with the weights"
+)
+_ORIGIN = (
+    "serde: it is not known what serialized objects were made of, expected one description for each model and group of layers, "
+    "which the first lookup has"
 )
 _CLOSED = "closed: the adapter is closed"
 
@@ -52,7 +60,9 @@ class ObjectStores:
         store = self.find(model, form)
         if store is not None:
             return store
-        revision, refusal = self._weights.identify(model, deadline)
+        revision, refusal = "", self._fault_of(form)
+        if not refusal:
+            revision, refusal = self._weights.identify(model, deadline)
         if not refusal:
             with self._opening:
                 refusal = self._open(model, form, revision)
@@ -85,6 +95,12 @@ class ObjectStores:
         self._weights.stop()
         for store in stores:
             store.close()
+
+    def _fault_of(self, form: Form) -> str:
+        """Why objects of this form cannot be distinguished from others; empty where they can."""
+        if is_ambiguous(form) and not self._settings.revision:
+            return _FORMAT
+        return _ORIGIN if is_serialized(form) and form.origin is None else ""
 
     def _open(self, model: str, form: Form, revision: str) -> str:
         """Open the store; why it was not, empty where it is open. REQUIRES: _opening."""

@@ -12,7 +12,7 @@ import pytest
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool_client.engines import weights
-from kvpool_client.lmcache import Settings, model_weights
+from kvpool_client.lmcache import Settings, locks, model_weights
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -139,13 +139,57 @@ def test_a_lookup_without_a_description_finds_what_was_moved_before(daemon: Daem
     assert controller.lookup(keys, None) == [True, True]
 
 
+SERIALIZED = Desc([Shape((700,))], [UINT8])
+
+
 def test_serialized_objects_are_found_by_the_form_that_was_moved(daemon: Daemon, start: Start) -> None:
     """LMCache describes the KV to a lookup, and stores and loads other bytes."""
-    controller, serialized = start(daemon), Desc([Shape((700,))], [UINT8])
+    controller = start(daemon)
     keys = controller.keys(1, 2)
-    controller.store(keys, desc=serialized)
-    assert controller.lookup(keys, ONE_LAYER) == [True, True]
-    assert controller.load(keys, serialized) == [True, True]
+    assert controller.store(keys, desc=SERIALIZED) == -1  # nothing was described: of what these bytes are is not known
+    assert controller.lookup(keys) == [False, False]
+    assert controller.store(keys, desc=SERIALIZED) == 1400
+    assert controller.lookup(keys) == [True, True]
+    assert controller.load(keys, SERIALIZED) == [True, True]
+    assert controller.adapter.report_status()["refused_serde"] == 2
+
+
+@pytest.mark.parametrize(
+    "other", [Desc([Shape((2, 1, 8, 64))], [UINT8]), Desc([Shape((1, 2, 8, 64))], [BFLOAT16])], ids=["type", "shape"]
+)
+def test_objects_serialized_from_other_kv_are_other_objects(daemon: Daemon, start: Start, other: Desc) -> None:
+    first, second = start(daemon), start(daemon)
+    keys, others = first.keys(1), first.keys(2)
+    first.lookup(keys)
+    assert first.store(keys, desc=SERIALIZED) == 700
+    assert second.lookup(keys, other) == [False]
+    assert second.store(others, desc=SERIALIZED) in (0, 700)
+    assert second.lookup(keys, other) == [False]
+    assert second.load(keys, SERIALIZED) == [False]
+    assert first.load(keys, SERIALIZED) == [True]
+    # Of two descriptions of one kind it is not known which an object is of.
+    assert second.lookup(others) == [False]
+    assert second.load(others, SERIALIZED) == [False]
+    assert second.store(keys, desc=SERIALIZED) == -1
+
+
+@pytest.mark.parametrize("desc", [SERIALIZED, Desc([Shape((2, 1, 8, 64))], [UINT8])], ids=["serde", "fp8"])
+def test_bytes_whose_format_is_not_known_are_refused_without_a_revision(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, desc: Desc
+) -> None:
+    """vLLM calls fp8_e4m3 and fp8_e5m2 torch.uint8."""
+    monkeypatch.setattr(model_weights, "weights_of", lambda *_: "1" * 40)
+    controller = start(daemon, revision="", salt="s")
+    keys = controller.keys(1, 2)
+    assert controller.lookup(keys) == [False, False]
+    assert controller.store(keys, desc=desc) == -1
+    assert controller.lookup(keys, desc) == [False, False]
+    assert controller.load(keys, desc) == [False, False]
+    assert controller.adapter.report_status()["refused_format"] == 6
+    lines = [record for record in caplog.records if "is stored or found" in record.getMessage()]
+    assert len(lines) == 1
+    assert "set revision in adapter_params" in lines[0].getMessage()
+    assert controller.store(keys) == 2 * SIZE
 
 
 def test_objects_without_shapes_of_several_tensors_are_stored(daemon: Daemon, start: Start) -> None:
@@ -174,12 +218,59 @@ def test_two_locks_of_an_object_end_one_by_one(daemon: Daemon, start: Start) -> 
 
 
 def test_a_lock_that_nobody_ends_ends_by_itself(daemon: Daemon, start: Start) -> None:
+    """Without a further call."""
     controller = start(daemon, lock_timeout_s=0.001)
     keys = controller.keys(1, 2)
     controller.store(keys)
     for _ in range(3):
         assert controller.lookup(keys) == [True, True]
-    wait_until(lambda: controller.adapter.submit_unlock([]) is None and _held(daemon) == 0, "the locks are over")
+    wait_until(lambda: _held(daemon) == 0, "the locks are over")
+    wait_until(lambda: controller.adapter.report_status()["locks"] == 0, "and not counted")
+    assert controller.lookup(keys) == [True, True]
+    wait_until(lambda: _held(daemon) == 0, "a later one too")
+
+
+class Held:
+    """A lease; counts its releases."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_an_unlock_that_comes_after_its_lock_ends_no_other_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LOCKS_MAX", 1)
+    held, leases = locks.Locks(3600.0), [Held() for _ in range(4)]
+    held.add_lock(["a", "b"], [leases[0]])  # type: ignore[list-item]
+    held.add_lock(["a"], [leases[1]])  # type: ignore[list-item]  # takes the place of the first
+    assert [lease.released for lease in leases] == [1, 0, 0, 0]
+    held.unlock(["a", "b"])  # the first one's, late
+    assert [lease.released for lease in leases] == [1, 0, 0, 0]
+    held.unlock(["a"])
+    assert [lease.released for lease in leases] == [1, 1, 0, 0]
+    # The unlock of the first never comes: the second one's counts as that, and the third has its own again.
+    held.add_lock(["a"], [leases[2]])  # type: ignore[list-item]
+    held.add_lock(["a"], [leases[3]])  # type: ignore[list-item]
+    held.unlock(["a"])
+    last = Held()
+    held.add_lock(["a"], [last])  # type: ignore[list-item]
+    assert [lease.released for lease in leases] == [1, 1, 1, 1]
+    held.unlock(["a"])
+    assert last.released == 1
+    held.close()
+
+
+def test_late_unlocks_are_remembered_of_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LOCKS_MAX", 1)
+    monkeypatch.setattr(locks, "LATE_MAX", 2)
+    held, leases = locks.Locks(3600.0), [Held() for _ in range(6)]
+    for number, lease in enumerate(leases):
+        held.add_lock([number], [lease])  # type: ignore[list-item]
+    assert len(held._late) == 2
+    held.close()
+    assert all(lease.released == 1 for lease in leases)
 
 
 def test_a_locked_object_outlives_a_full_pool_and_one_that_is_not_is_a_miss(
