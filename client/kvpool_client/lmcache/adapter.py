@@ -142,7 +142,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         return MemoryTags(MemorySegment.STORAGE, MemoryResidency.LOCAL)
 
     def report_status(self) -> dict[str, object]:
-        """Healthy as long as it answers, as it does without a daemon; beside that its counters, and tasks that are open."""
+        """Healthy as long as it answers, as it does without a daemon; beside that its counters, of each model and form, and
+        tasks that are open."""
         return {
             "is_healthy": not self._is_closed,
             "type": type(self).__name__,

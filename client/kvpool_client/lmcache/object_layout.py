@@ -64,6 +64,13 @@ def bytes_of(form: Form) -> int:
     return sum(int(shape.numel()) * int(dtype.itemsize) for shape, dtype in zip(form.shapes, form.dtypes, strict=True))
 
 
+def words_of(form: Form) -> str:
+    """The form in words; no two forms have the same."""
+    shapes = _joined("x".join(map(str, shape)) for shape in form.shapes)
+    origin = "" if form.origin is None else f" of {words_of(form.origin)}"
+    return f"{shapes} {_joined(map(str, form.dtypes))}{origin}"
+
+
 def layout_of(form: Form) -> Layout:
     """The Layout of such objects. Raises InvalidArgument for a size that no chunk has."""
     size = bytes_of(form)
@@ -96,16 +103,10 @@ def address_of(memory: Any, size: int) -> int:
 
 
 def _format_of(form: Form) -> str:
-    words = f"lmcache-1 {_words_of(form)}"
-    if form.origin is not None:
-        words += f" of {_words_of(form.origin)}"
+    words = f"lmcache-1 {words_of(form)}"
     if len(words.encode()) <= FORMAT_BYTES_MAX:
         return words
     return f"lmcache-1 {hashlib.blake2b(words.encode(), digest_size=32).hexdigest()}"
-
-
-def _words_of(form: Form) -> str:
-    return f"{_joined('x'.join(map(str, shape)) for shape in form.shapes)} {_joined(map(str, form.dtypes))}"
 
 
 def _joined(words: Iterable[str]) -> str:

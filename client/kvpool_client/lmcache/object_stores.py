@@ -13,7 +13,7 @@ from kvpool.clock import Deadline
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.lmcache.model_weights import RETRY_S, ModelWeights
-from kvpool_client.lmcache.object_layout import Form, is_ambiguous, is_serialized
+from kvpool_client.lmcache.object_layout import Form, is_ambiguous, is_serialized, words_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.settings import Settings
 
@@ -75,17 +75,16 @@ class ObjectStores:
     def stats(self) -> dict[str, object]:
         """What each store counts, refusals, and how far weights are read."""
         stores = list(self._stores.items())
-        found: dict[str, object] = {
-            f"{model} {store.object_bytes} bytes": store.stats() for (model, _), store in stores
-        }
+        found: dict[str, object] = {f"{model} {words_of(form)}": store.stats() for (model, form), store in stores}
         for model, counts in self._weights.counts().items():
             found[f"{model} weights"] = counts
         return {**found, **self._refusals.counts()}
 
     @property
     def is_connected(self) -> bool:
-        """Whether a daemon serves all that were opened."""
-        return all(store.is_connected for store in list(self._stores.values()))
+        """Whether a daemon serves all that were opened; not before one was."""
+        stores = list(self._stores.values())
+        return bool(stores) and all(store.is_connected for store in stores)
 
     def close(self) -> None:
         """End all connections, and with them what is under way. Idempotent."""

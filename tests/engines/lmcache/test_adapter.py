@@ -396,7 +396,7 @@ def test_a_load_that_is_late_ends_by_its_own_deadline(daemon: Daemon, start: Sta
     controller = start(daemon)
     keys = controller.keys(1, 2)
     controller.store(keys)
-    late = start(daemon, task_timeout_s=0.001)
+    late = start(daemon, timeout_s=0.001, task_timeout_s=0.001)
     held = threading.Event()
     late.adapter._loads.submit("load", held.wait, lambda _: None)
     others = [late.adapter._loads.submit("load", held.wait, lambda _: None) for _ in range(3)]
@@ -406,6 +406,7 @@ def test_a_load_that_is_late_ends_by_its_own_deadline(daemon: Daemon, start: Sta
     held.set()
     assert all(others)
     assert late.ended_load(task, keys, objects) == [False, False]
+    assert late.adapter.report_status()["tiny 2x1x8x64 torch.bfloat16"]["late_load_objects"] == 2
 
 
 def test_a_load_without_progress_is_waited_for_as_long_as_its_task_has(
@@ -672,6 +673,33 @@ def test_settings_that_are_wrong_are_named_at_once() -> None:
         InvalidArgument, match=r"task_timeout_s is 121, expected 0.001..120"
     ):  # LMCache frees after 300 s
         Settings.read({"task_timeout_s": 121})
+
+
+@pytest.mark.parametrize(
+    ("params", "fault"),
+    [
+        ({"socket": "kvpool.sock"}, "socket is 'kvpool.sock', expected an absolute path"),
+        ({"revision": " \t"}, "revision is ' \\t', expected a name, or none"),
+        ({"timeout_s": 11}, "timeout_s is 11, expected no more than task_timeout_s, 10.0"),
+        ({"task_timeout_s": 0.5}, "timeout_s is 1.0, expected no more than task_timeout_s, 0.5"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(params: dict[str, object], fault: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Settings.read(params)
+    assert str(caught.value) == f"l2-adapter adapter_params: {fault}"
+
+
+def test_the_status_has_each_form_and_is_connected_once_a_daemon_answers(daemon: Daemon, start: Start) -> None:
+    controller = start(daemon)
+    assert controller.adapter.report_status()["is_connected"] is False
+    other = Desc([Shape((1, 2, 8, 64))], [BFLOAT16])  # of the same size
+    assert controller.store(controller.keys(1, 2, 3)) == 3 * SIZE
+    assert controller.store(controller.keys(4, object_group_id=1), desc=other) == SIZE
+    status = controller.adapter.report_status()
+    assert status["is_connected"] is True
+    assert status["tiny 2x1x8x64 torch.bfloat16"]["saved_objects"] == 3
+    assert status["tiny 1x2x8x64 torch.bfloat16"]["saved_objects"] == 1
 
 
 def test_a_model_without_an_identity_is_refused_in_one_line_and_counted(
