@@ -27,7 +27,7 @@ from kvpool.clock import Deadline
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
 from kvpool_client.lmcache.locks import Locks
-from kvpool_client.lmcache.object_layout import Form, form_of, form_of_object, is_serialized
+from kvpool_client.lmcache.object_layout import SEVERAL, Form, form_of, form_of_object, is_serialized
 from kvpool_client.lmcache.object_names import by_chunk, names_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.object_stores import ObjectStores
@@ -70,8 +70,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         self._object_stores = ObjectStores(settings, self._guard)
         self._locks = Locks(settings.lock_timeout_s)
         self._forms: dict[tuple[str, int, int], Form] = {}  # of each model, world and group the last one that was moved
-        # What LMCache describes of each; None where that was not always the same.
-        self._described: dict[tuple[str, int, int], Form | None] = {}
+        # What LMCache describes of each; SEVERAL where that was not always the same.
+        self._described: dict[tuple[str, int, int], Form] = {}
         self._stored: TaskResults[Any] = TaskResults(create_event_notifier())
         self._looked_up: TaskResults[Any] = TaskResults(create_event_notifier())
         self._loaded: TaskResults[Any] = TaskResults(create_event_notifier())
@@ -259,7 +259,7 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         if len(self._described) >= FORMS_MAX:
             self._described = {}
         if self._described.setdefault(kind, described) != described:
-            self._described[kind] = None
+            self._described[kind] = SEVERAL
 
     def _form_of(self, key: Any, memory: Any) -> Form:
         """That of an object that is moved."""

@@ -23,8 +23,8 @@ _BYTES = "torch.uint8"
 
 
 class Form(NamedTuple):
-    """The shapes and types of an object, LMCache's own. `origin`: of one that was serialized, what it was made of; None where
-    that is not known."""
+    """The shapes and types of an object, LMCache's own. `origin`: of one that was serialized, what it was made of, or SEVERAL;
+    None where that was never described, and a lookup that describes it does not find it."""
 
     shapes: tuple[Any, ...]
     dtypes: tuple[Any, ...]
@@ -33,6 +33,10 @@ class Form(NamedTuple):
 
 FORMAT_BYTES_MAX = 200
 _HEAD_DIM_MAX = 1 << 16
+
+
+# The origin of an object of which LMCache has described more than one.
+SEVERAL = Form((), ())
 
 
 def form_of(described: Any) -> Form | None:

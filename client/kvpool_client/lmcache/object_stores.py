@@ -13,7 +13,7 @@ from kvpool.clock import Deadline
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.lmcache.model_weights import RETRY_S, ModelWeights
-from kvpool_client.lmcache.object_layout import Form, is_ambiguous, is_serialized, words_of
+from kvpool_client.lmcache.object_layout import SEVERAL, Form, is_ambiguous, words_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.settings import Settings
 
@@ -27,8 +27,8 @@ _FORMAT = (
     "name that changes with the KV cache's data type and the serde, as with the weights"
 )
 _ORIGIN = (
-    "serde: it is not known what serialized objects were made of, expected one description for each model and group of layers, "
-    "which the first lookup has"
+    "serde: it is not known what serialized objects were made of, expected KV of one shape and type for each model and group "
+    "of layers: run another LMCache for the other one"
 )
 _CLOSED = "closed: the adapter is closed"
 
@@ -99,7 +99,7 @@ class ObjectStores:
         """Why objects of this form cannot be distinguished from others; empty where they can."""
         if is_ambiguous(form) and not self._settings.revision:
             return _FORMAT
-        return _ORIGIN if is_serialized(form) and form.origin is None else ""
+        return _ORIGIN if form.origin is SEVERAL else ""
 
     def _open(self, model: str, form: Form, revision: str) -> str:
         """Open the store; why it was not, empty where it is open. REQUIRES: _opening."""
