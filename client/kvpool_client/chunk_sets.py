@@ -21,7 +21,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE
 from kvpool_client.connection.session import Session
-from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import Namespace
@@ -110,10 +110,12 @@ class ChunkSets:
         """See `Pool.load_set`."""
         hold = check_set_lease(lease, self._namespace)
         blocks = self._blocks(hold.group, hold.count, rows, cache=cache, block_ids=block_ids, is_load=True)
-        if hold.chunks < hold.count:
-            chosen = np.flatnonzero(hold.held).tolist()
-            blocks = EngineBlocks(blocks.view, blocks.of_chunks(chosen, hold.count), blocks.cache)
-        return self._load_starter.begin_set(hold, blocks, may_outlive=may_outlive)
+        wanted = hold.held
+        if block_ids is not None and hold.count:
+            wanted &= (blocks.block_ids.reshape(hold.count, -1) != SKIP_BLOCK).any(axis=1)
+        chosen = np.flatnonzero(wanted).tolist()
+        blocks = EngineBlocks(blocks.view, blocks.of_chunks(chosen, hold.count), blocks.cache)
+        return self._load_starter.begin_set(hold, wanted, blocks, may_outlive=may_outlive)
 
     def save(
         self,

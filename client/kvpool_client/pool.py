@@ -498,7 +498,8 @@ class Pool:
 
         `rows` are memory of the host, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of
         as many bytes each (integers; they must stay), none of which overlap; or the blocks of each key in a `cache`, on the
-        host or on a device. A row that is not loaded is undefined where its key was leased, and else untouched.
+        host or on a device. A key whose blocks are all −1 is left out: neither read nor verified. A row that is not loaded is
+        undefined where its key was leased, and else untouched.
         `may_outlive`: chunks are loaded also after the daemon has gone, or has dropped the connection: this process has their
         memory still, and their generations and checksums decide what is good. Raises InvalidArgument as `load` does.
         """

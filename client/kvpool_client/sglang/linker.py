@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from kvpool.clock import Deadline
+from kvpool.errors import InvalidArgument
 from kvpool.states import DRAM
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
@@ -191,6 +192,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
 
     def _lookup(self, rid: str, transfers: Sequence[Any]) -> list[int]:
         keys = next(list(each.keys or ()) for each in transfers if _name_of(each) == KV)
+        _check_named_once(keys)
         before = self._promises.find(rid)
         levels: dict[str, Levels] = {}
         for each in transfers:
@@ -228,6 +230,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         for each in transfers:
             if each.keys:
                 keys, name = list(each.keys), _name_of(each)
+                _check_named_once(keys)
                 found[name] = keys, self._stores[name].page_numbers(each.device_indices, len(keys))
         return found
 
@@ -289,6 +292,12 @@ def _shard_of(params: Any) -> Shard:
 
 def _name_of(transfer: Any) -> str:
     return str(getattr(transfer.name, "value", transfer.name))
+
+
+def _check_named_once(keys: Sequence[str]) -> None:
+    """A page goes into one of the engine's. Raises InvalidArgument."""
+    if len(set(keys)) < len(keys):
+        raise InvalidArgument(f"{len(keys)} pages have {len(set(keys))} keys, expected each once")
 
 
 def _lengths(transfers: Sequence[Any], present: dict[str, npt.NDArray[np.bool_]]) -> list[int]:

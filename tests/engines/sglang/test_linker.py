@@ -191,6 +191,74 @@ def test_a_promised_page_whose_bits_turned_over_fails_the_load(module: Any, daem
     assert daemon.stats()["leases"] == 0
 
 
+@pytest.mark.parametrize("page", [0, PAGES - 1])
+def test_a_promised_page_that_is_not_loaded_decides_nothing(module: Any, daemon: Daemon, page: int) -> None:
+    """The ranks agreed on fewer pages: another page's bits turn over, and it is not even read."""
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        stored = rank.read(range(1, PAGES - 1))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        (lease,) = rank.linker._promises.find("a").pools["kv"].leases
+        lease.hold.session.arena.view()[int(lease.hold.held_rows.offsets[page]) + 7] ^= 1
+        assert rank.load("a", keys[1:-1], range(8, 6 + PAGES))
+        assert _same(rank.read(range(8, 6 + PAGES)), stored)
+        assert "kv.loads_checksum" not in rank.linker.counters()
+
+
+def test_a_page_that_fails_keeps_no_other_from_being_waited_for(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        (lease,) = rank.linker._promises.find("a").pools["kv"].leases
+        lease.hold.session.arena.view()[int(lease.hold.held_rows.offsets[2]) + 7] ^= 1
+        assert rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        index = rank.linker.start_layer_wise_loading()
+        counter = rank.linker.layer_done_counter
+        (started,), _ = counter._running[index]
+        asked: list[int] = []
+        wait = started.load.wait_layer
+
+        def noted(layer: int) -> bool:
+            asked.append(layer)
+            return bool(wait(layer))
+
+        started.load.wait_layer = noted
+        counter.set_consumer(index)
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+            assert asked == list(range(2 * (layer + 1))), "its keys and its values"
+            good = [0, 1, 3, 4]
+            for buffer in (rank.pool.k_buffer[layer], rank.pool.v_buffer[layer]):
+                for at in good:
+                    assert torch.equal(buffer[rank.slots(range(8 + at, 9 + at))], buffer[rank.slots(range(at, at + 1))])
+        assert not rank.linker.finish_layer_wise_loading(index)
+
+
+def test_a_wait_that_breaks_fails_its_batch(module: Any, daemon: Daemon) -> None:
+    """Also a batch that does not run, and pages that are named twice, which have one place."""
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        assert not rank.linker.finish_layer_wise_loading(0)
+        assert not rank.linker.finish_layer_wise_loading(-1)
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv([*keys, keys[0]])]) == []
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        assert not rank.linker.load("a", [kv([keys[0], keys[0]], rank.slots(range(8, 10)))])
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        assert rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        index = rank.linker.start_layer_wise_loading()
+        counter = rank.linker.layer_done_counter
+        (started,), _ = counter._running[index]
+        started.load.wait_layer = None
+        counter.set_consumer(index)
+        counter.wait_until(0)
+        assert not rank.linker.finish_layer_wise_loading(index)
+
+
 def test_offloads_end_in_order_and_always(module: Any, daemon: Daemon) -> None:
     with Rank(module, daemon.socket) as rank:
         late = linked.Event()
