@@ -476,14 +476,15 @@ class Pool:
         """
         return self._sets.probe(keys, group, asks_store=asks_store, is_counted=is_counted)
 
-    def acquire_set(self, keys: npt.NDArray[np.uint8], group: int = 0) -> Lease:
+    def acquire_set(self, keys: npt.NDArray[np.uint8], group: int = 0, *, timeout_s: float | None = None) -> Lease:
         """Lease what is there of a set, `keys` uint8 [keys, 32] (see `probe`): `lease.held` says of each key whether it is
         leased. Chunks in lower tiers and on other nodes are on their way then, each alone.
 
         One round trip; none where the daemon is away, or for no keys. 4096 keys at most. Of what is released together the first
-        key counts as used last. Raises InvalidArgument.
+        key counts as used last. `timeout_s`: bounds this round trip instead of the Pool's, for a caller that may not wait; a
+        daemon that does not answer in it has its connection ended. Raises InvalidArgument.
         """
-        return self._sets.acquire(keys, group)
+        return self._sets.acquire(keys, group, self._timeout_s if timeout_s is None else timeout_s)
 
     def load_set(
         self,

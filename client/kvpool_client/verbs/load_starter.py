@@ -71,7 +71,9 @@ class LoadStarter:
         may_outlive: bool = False,
     ) -> Load:
         session = lease.session
-        is_live = session is not None and (lease.is_live or (may_outlive and not lease.is_released))
+        is_live = session is not None and (
+            lease.is_live or (may_outlive and not lease.is_released and not lease.is_inherited)
+        )
         # Else the lease was released, or the session has ended.
         reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
         if is_live and any(map(len, rows)):

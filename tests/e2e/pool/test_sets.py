@@ -19,6 +19,7 @@ from tests.rigs.layouts import CASES, HYBRID, over
 from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import paged_layers, read_chunk
 from tests.rigs.prompts import Ranks, prompt, store
+from tests.rigs.runs.children import assert_in_child
 from tests.rigs.sets import are_stored, found, load_set, names_of, rows_for, store_set
 from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon
@@ -749,3 +750,21 @@ def test_a_hundred_sets_leave_nothing_held(start_daemon: Start) -> None:
                 assert load_set(each, names)[1].reason == "complete"
         wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["reservations"] == 0, "nothing is under way")
     assert daemon.problems() == []
+
+
+def test_a_load_that_may_outlive_is_the_parents_alone(shared: Shared) -> None:
+    """A forked child has no thread that copies: it does not wait for one."""
+    with shared.connect() as pool:
+        names = names_of(1, 2)
+        rows = rows_for(pool, names)
+        store_set(pool, names)
+        into = np.zeros_like(rows)
+        with pool.acquire_set(names) as lease:
+
+            def load_in_child() -> bool:
+                result = pool.load_set(lease, into, may_outlive=True).wait()
+                return result.states == ("disconnected",) * 2 and not into.any()
+
+            assert_in_child(load_in_child)
+            assert pool.load_set(lease, into, may_outlive=True).wait().chunks == 2
+        assert np.array_equal(into, rows)

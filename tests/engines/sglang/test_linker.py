@@ -1,7 +1,9 @@
 """The linker without SGLang: what is promised is loaded, and what fails ends as a miss or as an offload that stored nothing."""
 
 import importlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import pytest
 
 from kvpool.errors import InvalidArgument
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
+from kvpool_client.sglang.part_store import PartStore
 from tests.engines.sglang import linked
 from tests.engines.sglang.linked import LAYERS, PAGE, MHATokenToKVPool, kv, params_of
 from tests.engines.sglang.standin import PoolName, page_keys
@@ -40,7 +45,7 @@ class Rank:
 
     def __init__(self, module: Any, socket: str, **extra: Any) -> None:
         self.pool = MHATokenToKVPool(torch)
-        config = {"socket": socket, "revision": "1", "timeout_s": 20.0, **extra}
+        config = {"socket": socket, "revision": "1", "timeout_s": 20.0, "scheduler_timeout_s": 20.0, **extra}
         self.linker = module.KVPoolLinker(SimpleNamespace(model_path="tiny"), params_of(self.pool), extra_config=config)
         self.wait_connected()
 
@@ -139,6 +144,60 @@ def test_a_promise_ends_by_its_time_and_a_load_takes_another(module: Any, daemon
         assert rank.load("a", keys, range(8, 13))
         assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
         assert rank.linker.counters()["renewed_loads"] == 1
+
+
+def test_a_call_of_the_schedulers_has_a_short_limit(
+    module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that stands still costs the first call that, and the next ones nothing."""
+    limits: list[float | None] = []
+    call = Session.call
+
+    def noted(session: Session, request: Any, answer: Any, timeout_s: float | None = None, *rest: Any) -> Any:
+        if isinstance(request, m.Acquire):
+            limits.append(timeout_s)
+        return call(session, request, answer, timeout_s, *rest)
+
+    monkeypatch.setattr(Session, "call", noted)
+    with Rank(module, daemon.socket, scheduler_timeout_s=0.5) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        daemon.signal(signal.SIGSTOP)
+        try:
+            assert rank.linker.lookup("b", [kv(keys)]) == []
+            assert rank.linker.lookup("c", [kv(keys)]) == []
+            assert limits == [0.5, 0.5], "no session, no request"
+            assert rank.load("a", keys, range(8, 13)), "promised before"
+            assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
+        finally:
+            daemon.signal(signal.SIGCONT)
+        rank.wait_connected()
+        assert set(limits) == {0.5}
+
+
+def test_connecting_behind_a_reset_holds_no_call_up(
+    module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys, may_connect, made = page_keys(1, 1), threading.Event(), PartStore
+        monkeypatch.setattr(
+            "kvpool_client.sglang.page_store.PartStore",
+            lambda *given: made(*given) if may_connect.wait() else None,
+        )
+        try:
+            for _ in range(3):
+                rank.linker.reset()
+                assert rank.linker.lookup("a", [kv(keys)]) == []
+                assert rank.linker.offload([kv(keys, rank.slots(range(1)))])
+                wait_until(lambda: rank.linker.num_completed_offloads() == 1, "it has ended")
+                assert not rank.linker.pop_completed_offload()
+        finally:
+            may_connect.set()
+        wait_until(lambda: rank.linker.lookup("b", [kv(keys)]) == [] and rank.linker.counters()["kv.connected"], "back")
+        assert rank.offload(keys, range(1))
+        assert rank.linker.lookup("c", [kv(keys)]) == [1]
 
 
 def test_promises_have_a_bound(module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
