@@ -61,7 +61,7 @@ class PageStore:
         self._publishing = threading.Lock()  # guards what `_parts` are of: they and the revision change together
         self._leaving: list[PartStore] = []  # guarded by _publishing: those of another name
         self._line = line
-        self._is_connecting = False  # a job of the line's is under way
+        self._is_connecting = False  # a job of the line's waits for its turn
 
     def __repr__(self) -> str:
         return f"<PageStore {self._name} {list(self._parts)}>"
@@ -218,15 +218,17 @@ class PageStore:
         return not self._parts
 
     def _begin_connecting(self) -> None:
-        """Connect, on the line where there is one: a job at a time, and what fails is begun again by the next call."""
+        """Connect, on the line where there is one: one job waits at most, which finds the name that is the last one then."""
         if self._line is None:
             self._connect()
         elif not self._is_connecting:
             self._is_connecting = True
-            self._line.submit("connect", self._connect, self._end_connecting)
+            if not self._line.submit("connect", self._connect_in_turn, lambda _: None):
+                self._is_connecting = False
 
-    def _end_connecting(self, _: None) -> None:
+    def _connect_in_turn(self) -> None:
         self._is_connecting = False
+        self._connect()
 
     def _connect(self) -> None:
         """Connect, if the model has a name by now; one thread does, for others everything is a miss meanwhile."""
