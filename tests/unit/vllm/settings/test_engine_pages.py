@@ -3,6 +3,7 @@
 vLLM's own options are held to its own parser by tests/engines/vllm/test_pages.py.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -52,6 +53,15 @@ def troubles(engine: str) -> Iterator[list[str]]:
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and cells[0] != "symptom":
             yield cells
+
+
+@pytest.mark.parametrize("page", sorted({OVERVIEW, *OVERVIEW.parent.glob("engines/*.md")}), ids=lambda page: page.stem)
+def test_settings_in_a_pages_commands_are_json(page: Path) -> None:
+    commands = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    given = [words for command in commands for words in re.findall(r"'(\{.*?\})'", command, re.DOTALL)]
+    assert given
+    for words in given:
+        assert isinstance(json.loads(words), dict)
 
 
 @pytest.mark.parametrize("engine", ["vllm", *SECTIONS])
