@@ -72,15 +72,17 @@ class Link:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._try_connect(plan.timeout_s)
-        except LayoutMismatch:
+            if self._session is None and logs_ends:
+                self._session_log.note_absent(self._fault)
+            self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
+            self._thread.start()
+        except BaseException:  # another layout, or no thread is left
+            if self._session is not None:
+                self._session.end_session("the Pool was not made")
             self._close_pipe()
             raise
-        if self._session is None and logs_ends:
-            self._session_log.note_absent(self._fault)
         _forget_in_children(self)
         self._at_exit = _report_at_exit(self)
-        self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
-        self._thread.start()
 
     @property
     def session(self) -> Session | None:

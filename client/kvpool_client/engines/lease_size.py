@@ -24,8 +24,8 @@ BYTES_AT_ONCE = 256 << 20
 SHRINKS_BY = 4
 # How often a chunk is asked for: as often as sizes shrink to 1, and then some.
 ASKED_MAX = 8
-# Parts of a Pool's timeout: a lease that took longer than the first is too large, one of less than the second too small.
-LONG, SHORT = 0.5, 0.125
+# The part of a Pool's timeout above which a lease is too large: one twice as large still ends within the timeout.
+LONG = 0.5
 _PAUSE_S = 0.005
 
 
@@ -49,7 +49,7 @@ class LeaseSize:
         took_s = (MonotonicClock.now_ns() - began_ns) / NS_PER_S
         if lease.chunks < len(names) or took_s > self._timeout_s * LONG:
             self.count = max(1, len(names) // SHRINKS_BY)
-        elif took_s < self._timeout_s * SHORT:
+        else:
             self.count = min(self._most, max(self.count, 2 * len(names)))
         return lease
 

@@ -6,7 +6,7 @@
 
 LMCache lives longer than its engines: one that starts again may have loaded other weights from the same place. So what was
 found counts for LOOK_AGAIN_S, less than an engine needs to start, and then whoever asks waits for another look. Where files do
-not answer, that holds up nobody for longer than LOOK_WAIT_S, once: a model has one look at a time.
+not answer, that holds up nobody for longer than FIRST_WAIT_S, once: a model has one look at a time.
 
 Any thread; `is_fresh` never waits. Lock: `_changing` guards the models and what is known of each, never held while files are
 looked at.
@@ -17,7 +17,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 
-from kvpool.clock import Deadline
+from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import FailureGuard
@@ -27,7 +27,8 @@ from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading
 _log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.1
 RETRY_S = 30.0
-LOOK_WAIT_S = 0.2
+# What is waited for a look at least, and for the first one.
+LOOK_WAIT_S, FIRST_WAIT_S = 0.2, 1.0
 MODELS_MAX = 256
 # LMCache appends how a rank's context is split to the model's name behind this.
 _DECORATION = "##"
@@ -40,7 +41,8 @@ _TOO_MANY = f"models: more than {MODELS_MAX} are served: run another LMCache for
 @dataclass(slots=True, eq=False)
 class _Model:
     """What is known of one. `until`: when the last look no longer counts; `look`: of the one under way, set at its end;
-    `patience`: how long others wait for that; `is_final`: no further look."""
+    `began_ns`, `took_s`: when it began, and how long the last one took; `patience`: how long others wait for it; `is_final`:
+    no further look."""
 
     weights: Weights | None = None
     revision: Revision | None = None
@@ -48,6 +50,8 @@ class _Model:
     is_final: bool = False
     until: Deadline = field(default_factory=lambda: Deadline(0.0))
     look: threading.Event | None = None
+    began_ns: int = 0
+    took_s: float = FIRST_WAIT_S / 2
     patience: Deadline = field(default_factory=lambda: Deadline(0.0))
 
 
@@ -112,7 +116,8 @@ class ModelWeights:
                     return None
                 known = self._models[model] = _Model()
             if known.look is None and not known.is_final and known.until.has_passed():
-                known.look, known.patience = threading.Event(), Deadline(LOOK_WAIT_S)
+                known.look, known.began_ns = threading.Event(), MonotonicClock.now_ns()
+                known.patience = Deadline(max(LOOK_WAIT_S, min(2 * known.took_s, FIRST_WAIT_S)))
                 thread = threading.Thread(target=self._look, args=(model, known), name="kvpool-look", daemon=True)
                 try:
                     thread.start()
@@ -162,6 +167,7 @@ class ModelWeights:
         """REQUIRES: _changing."""
         known.refusal, known.is_final = refusal, is_final
         known.until = Deadline(RETRY_S if refusal else LOOK_AGAIN_S)
+        known.took_s = (MonotonicClock.now_ns() - known.began_ns) / NS_PER_S
         look, known.look = known.look, None
         if look is not None:
             look.set()

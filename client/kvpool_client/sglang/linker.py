@@ -229,12 +229,12 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         return promise.lengths
 
     def _promised(self, keys: Sequence[str], pages: int, levels: dict[str, Levels]) -> Promise:
-        """Lease so many leading pages, of each pool those that it has."""
+        """Lease so many leading pages, of each pool those that DRAM has, and have others fetched up meanwhile."""
         pools = {}
         for name, found in levels.items():
-            pools[name] = self._stores[name].promise(
-                [key for key, level in zip(keys[:pages], found, strict=False) if level]
-            )
+            store, known = self._stores[name], list(zip(keys[:pages], found.tolist(), strict=False))
+            pools[name] = store.promise([key for key, level in known if level == DRAM])
+            store.fetch_up([key for key, level in known if level > DRAM])
         return Promise(keys, levels, pools)
 
     def _numbered(self, transfers: Sequence[Any]) -> dict[str, tuple[list[str], list[int]]]:

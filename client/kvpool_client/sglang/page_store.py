@@ -12,11 +12,12 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvpool.errors import LayoutMismatch
+from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.flushing import flush_model
 from kvpool_client.engines.job_line import JobLine
@@ -62,6 +63,7 @@ class PageStore:
         self._leaving: list[PartStore] = []  # guarded by _publishing: those of another name
         self._line = line
         self._is_connecting = False  # a job of the line's waits for its turn
+        self._is_fetching = False  # likewise
 
     def __repr__(self) -> str:
         return f"<PageStore {self._name} {list(self._parts)}>"
@@ -126,9 +128,22 @@ class PageStore:
         found = np.stack([part.levels(keys, is_counted=is_counted) for part in self._parts])
         return np.where(found.all(axis=0), found.max(axis=0), 0).astype(np.uint8)
 
+    def fetch_up(self, keys: Sequence[str]) -> None:
+        """Have pages of lower tiers and other nodes brought to DRAM, on the line's thread: what waits for room or a disk takes
+        its time there. One such job at once; while it runs, further pages are left where they are."""
+        if keys and not self._is_fetching and self._line is not None:
+            self._is_fetching = True
+            self._line.submit("fetch", partial(self._fetch, self._parts, keys), self._end_fetch)
+
+    def _fetch(self, parts: Sequence[PartStore], keys: Sequence[str]) -> None:
+        for part in parts:
+            part.fetch_up(keys)
+
+    def _end_fetch(self, _: object) -> None:
+        self._is_fetching = False
+
     def promise(self, keys: Sequence[str]) -> PagePromise:
-        """Lease what is there of these pages; what is in lower tiers and on other nodes is on its way then. A request for each
-        part, and for each 4096 pages."""
+        """Lease what DRAM has of these pages. A request for each part, and for each 4096 pages."""
         parts = [(part, part.lease_batches(keys)) for part in self._parts]
         return PagePromise(keys, parts)
 
@@ -247,8 +262,10 @@ class PageStore:
             with self._publishing:
                 if self._described is described and self._revision is named_by:
                     self._parts, made = tuple(made), []
-        except ENGINE_FAILURES as error:
+        except (InvalidArgument, LayoutMismatch) as error:
             self._refuse_layout(error)
+        except ENGINE_FAILURES as error:  # no thread or descriptor is left: the next call tries again
+            self._guard.miss("connect", error)
         finally:
             self._is_beginning.release()
             for part in made:  # it has failed, or the store was closed or renamed meanwhile

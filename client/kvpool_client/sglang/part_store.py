@@ -110,6 +110,12 @@ class PartStore:
             for first in range(0, len(keys), LEASED_AT_ONCE)
         ]
 
+    def fetch_up(self, keys: Sequence[str]) -> None:
+        """Have pages of lower tiers and other nodes brought to DRAM, as far as there is room. Waits for it."""
+        names = _names(keys)
+        for first in range(0, len(keys), LEASED_AT_ONCE):
+            self._pool.acquire_set(names[first : first + LEASED_AT_ONCE]).release()
+
     def begin_load(self, lease: Lease, numbers: Sequence[int]) -> SetLoad:
         """A load of leased pages into those of the engine with these numbers, one for each page that was named, −1 to leave it
         out. It outlives the daemon."""

@@ -94,3 +94,23 @@ def test_a_tier_that_ends_while_it_connects_leaves_no_connection(
     ending.join(60)
     assert not ending.is_alive()
     assert len(made_rows.closed) == len(made_rows.begun) == 1
+
+
+def test_a_moment_without_a_thread_costs_only_the_requests_until_the_next_attempt(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = [RuntimeError("can't start new thread"), OSError(24, "Too many open files")]
+
+    class LackingRows(RowStore):
+        def __init__(self, *given: Any) -> None:
+            if lacking:
+                raise lacking.pop()
+            super().__init__(*given)
+
+    monkeypatch.setattr("kvpool_client.vllm.tier.tier_jobs.RowStore", LackingRows)
+    monkeypatch.setattr("kvpool_client.vllm.tier.tier_jobs.RETRY_S", 0.0)
+    region = start_region(daemon, revision="lacking")
+    keys = keys_of(1, 3)
+    assert not region.store(keys).is_whole
+    wait_until(lambda: region.store(keys).is_whole, "a later request has connected")
+    assert region.found(region.begin(keys), keys) == [True] * 3

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.flushing import flush_model
@@ -44,6 +44,8 @@ LOG = logging.getLogger(__name__)
 _LOADED = "complete"
 # Another save that is just writing a chunk stores it.
 _STORED = ("saved_chunks", "present_chunks", "declined_chunks_pending")
+# Between two attempts to connect where a thread or a descriptor was lacking (guess).
+RETRY_S = 1.0
 # vLLM's key ends with the number of its group.
 GROUP_BYTES = 4
 Counts = Counter[str]
@@ -85,6 +87,7 @@ class TierJobs:
             threading.Lock()
         )  # held while connecting: by who constructs, or by the thread that has read weights
         self._is_closed = False
+        self._retry = Deadline(RETRY_S)  # the scheduler's thread's
         self._rows: RowStore | None = None  # made under _connecting
         self._finished: deque[Finished] = deque()  # the lines add, the scheduler's thread takes
         self._loads = JobLine("kvpool-tier-load", self._guard, jobs_max=settings.queue_jobs)
@@ -108,6 +111,7 @@ class TierJobs:
         """A request has arrived. Returns whether all of its chunks are to be offered: those that are there count as used."""
         if self._rows is None:
             self._tally.count(f"refused_requests_{self._reason}")
+            self._connect_later()
         state = state_of(context, self._epoch)
         for reason in state.rejected:
             self._guard.warn_once("a hint of a request was rejected", reason)
@@ -242,8 +246,16 @@ class TierJobs:
                 revision = self._identity.revision.find()
                 if revision is not None:
                     self._rows = RowStore(self._settings, self._identity.name, revision, self._identity.layout)
-            except ENGINE_FAILURES as error:
+            except (InvalidArgument, LayoutMismatch) as error:
                 self._refuse(error)
+            except ENGINE_FAILURES as error:  # no thread or descriptor is left: a later request tries again
+                self._guard.miss("connect", error)
+
+    def _connect_later(self) -> None:
+        """Try again what has failed for want of a thread or a descriptor, on a line's thread."""
+        if self._identity is not None and not self._refusal and self._retry.has_passed():
+            self._retry = Deadline(RETRY_S)
+            self._stores.submit("connect", self._connect, lambda _: None)
 
     def _state_of(self, context: Any) -> RequestState:
         """That of a request; a new one where vLLM has not shown it before."""
