@@ -38,6 +38,7 @@ class JobLine:
         self._new_executor = partial(ThreadPoolExecutor, threads, thread_name_prefix=name)
         self._executor = self._new_executor()  # guarded by _changed
         self._has_thread = False  # guarded by _changed
+        self._revoked: set[Future[Any]] = set()  # refused, and queued all the same; guarded by _changed
 
     def __repr__(self) -> str:
         return f"<JobLine {len(self._open)}/{self._jobs_max} open{', closed' * self._is_closed}>"
@@ -85,7 +86,7 @@ class JobLine:
         """The job in its place; None where there is none."""
         job: Future[Result | None] = Future()
         with self._changed:
-            if self._is_closed or len(self._open) >= self._jobs_max:
+            if self._is_closed or len(self._open) + len(self._revoked) >= self._jobs_max:
                 return None
             try:
                 self._executor.submit(self._take_turn, job, call, run)
@@ -95,9 +96,12 @@ class JobLine:
                 MemoryError,
             ):  # the interpreter ends, or has no thread left; it may be queued all the same
                 is_revoked = job.cancel()
+                if is_revoked:
+                    self._revoked.add(job)
                 if not self._has_thread:  # nothing else is queued, and nobody would take it from there
                     self._executor.shutdown(wait=False, cancel_futures=True)
                     self._executor = self._new_executor()
+                    self._revoked.clear()
                 if is_revoked:
                     return None
             self._open.add(job)
@@ -106,6 +110,8 @@ class JobLine:
     def _take_turn(self, job: "Future[Result | None]", call: str, run: Callable[[], Result]) -> None:
         """Run a job that is still waiting."""
         if not job.set_running_or_notify_cancel():
+            with self._changed:
+                self._revoked.discard(job)
             return
         result: Result | None = None
         try:

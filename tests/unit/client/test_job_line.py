@@ -9,6 +9,7 @@ import pytest
 
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
+from tests.rigs.daemon import wait_until
 
 TIMEOUT_S = 60.0
 JOBS_MAX = 4
@@ -181,6 +182,7 @@ def test_a_job_that_was_refused_for_want_of_a_thread_never_runs(
     if threads > 1:
         go_on.set()
         jobs.line.drain(TIMEOUT_S)
+        wait_until(lambda: not jobs.line._revoked, "the queue has moved")
     for number in range(JOBS_MAX):
         assert jobs.submit(number)
     jobs.line.drain(TIMEOUT_S)
@@ -205,3 +207,32 @@ def test_a_job_that_a_thread_has_begun_is_not_refused_where_another_thread_fails
     monkeypatch.undo()
     jobs.line.drain(TIMEOUT_S)
     assert jobs.ended == {"begun": ["begun"]}
+
+
+def test_refused_jobs_are_not_kept_without_bound_while_the_only_thread_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = JobLine("kvpool-test", FailureGuard(logging.getLogger(__name__)), jobs_max=8, threads=2)
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        has_begun.set()
+        assert goes_on.wait(60)
+
+    assert line.submit("hold", hold, lambda _: None)
+    assert has_begun.wait(60)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start {thread.name}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        ended: list[object] = []
+        for _ in range(50):
+            line.submit("job", lambda: True, ended.append)
+    assert ended == [None] * 50
+    assert line._executor._work_queue.qsize() < 8
+    goes_on.set()
+    line.drain(60)
+    wait_until(lambda: line.submit("job", lambda: True, ended.append), "there is room again")
+    line.drain(60)
+    assert ended[-1] is True
+    line.close()
