@@ -57,7 +57,7 @@ class Welcome:
     `protocol`: the version that both speak from now on. `remote_bytes`: of the table of other nodes' chunks, whose descriptor
     is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share. `connection`: the number
     of this one, which none has before or after it while the memory is kept. `life`: of the daemons that have the arena one
-    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: it is never taken over."""
+    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
