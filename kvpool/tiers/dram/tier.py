@@ -24,6 +24,7 @@ from kvpool.errors import LayoutMismatch
 from kvpool.ids import PAGE_BYTES
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram import numa as numa_nodes
+from kvpool.tiers.dram.geometry_plan import GeometryPlan
 from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
 from kvpool.units import write_size
 
@@ -142,7 +143,14 @@ class DramTier:
 def plan_geometry(
     config: DramConfig, further_entries: int = 0, upper: kvpool_native.DirectoryGeometry | None = None
 ) -> kvpool_native.DirectoryGeometry:
-    """The sizes of arena and index for a configuration.
+    """The sizes of arena and index for a configuration; see `plan_numbers`."""
+    return plan_numbers(config, further_entries, upper).geometry()
+
+
+def plan_numbers(
+    config: DramConfig, further_entries: int = 0, upper: kvpool_native.DirectoryGeometry | None = None
+) -> GeometryPlan:
+    """The numbers from which the sizes of arena and index follow, for a configuration.
 
     A small arena has at least eight segments, so that several size classes fit; large segments are whole huge pages.
     `dram.max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
@@ -153,9 +161,8 @@ def plan_geometry(
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
     segment_bytes = -(-wanted // unit) * unit
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
-    of_copies = () if upper is None else (upper,)
     wanted_chunks = config.max_chunks or derived
-    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, wanted_chunks, further_entries, *of_copies)
+    return GeometryPlan.of(capacity, segment_bytes, wanted_chunks, further_entries=further_entries, upper=upper)
 
 
 def check_memory_fits(
