@@ -270,11 +270,26 @@ class HitNeeds:
     @property
     def runs(self) -> list[int]: ...
 
+class LifePage:
+    """Which life of the daemon may give the arena's slots away."""
+
+    def __init__(self, mapping: Mapping) -> None: ...
+
+    @property
+    def life(self) -> int:
+        """0: no life has begun."""
+
+    def begin(self, life: int) -> None:
+        """From now on the slots are this life's."""
+
 class IndexView:
     """Read side of the shared index; a hit is a hint with a generation."""
 
-    def __init__(self, mapping: Mapping, remote: RemoteView | None = None) -> None:
-        """`remote`: where chunks are looked up that this node has not."""
+    def __init__(self, mapping: Mapping, remote: RemoteView | None = None, life_page: LifePage | None = None, life: int = 0) -> None:
+        """
+        `remote`: where chunks are looked up that this node has not. `life_page`: where a later life of the daemon that has taken the
+        arena over says so; the index is that of the life of number `life`.
+        """
 
     def lookup(self, keys: bytes, most: int = 4294967295) -> bytes:
         """

@@ -246,8 +246,7 @@ class Daemon:
         log.debug("engine of model %s connects: %s", hello.model, peer)
         return AcceptedHello(self._welcome(), self._pool.fds())
 
-    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
-        connection_id = ConnectionId(next(self._next_connection))
+    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer, connection_id: ConnectionId) -> None:
         try:
             handlers, serve_at_once = self._handlers_of(connection_id, hello, peer)
         except BaseException:
@@ -320,6 +319,7 @@ class Daemon:
             staging_bytes=self._pool.staged.staging_bytes,
             remote_bytes=0 if self._pool.remote_table is None else self._pool.remote_table.size,
             has_store=self._pool.sharing.has_store,
+            connection=next(self._next_connection),
         )
 
     def _info(self) -> dict[str, Any]:

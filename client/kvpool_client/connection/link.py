@@ -196,6 +196,10 @@ class Link:
         self._expiries.end_waiting()
 
     def _try_connect(self, welcome_s: float) -> None:
+        former = self._session
+        if former is not None:
+            former.end_session("another session takes its place")
+            former.stop_saves()  # which another thread may be about to do: the hello says that none writes
         try:
             failpoint.reach("client.connect.before")
             session = Session(
@@ -204,6 +208,7 @@ class Link:
                 endings=self._endings,
                 welcome_s=welcome_s,
                 is_wanted=lambda: not self._is_closed,
+                former=former,
             )
         except Refused as error:
             self.last_error = self._fault = str(error)
@@ -226,7 +231,6 @@ class Link:
             previous, self._session = self._session, session
             self._leases_in_use.clear()
         if previous is not None:
-            previous.end_session("another session has taken its place")
             self.reconnects += 1
         self._session_log.note_begun()
         for listener in tuple(self.connected_listeners):
