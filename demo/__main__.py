@@ -1,12 +1,13 @@
-"""The demonstration, in three acts.
+"""The demonstration, in four acts.
 
 The first: a daemon, worker 1 that fills it, worker 2 that profits from its memory, a cold worker to compare with. The
-second: the daemon is killed with -9 and started again on the same SSD directory, and worker 3 profits from the disk. The
-third: a second daemon joins as another node, with memory and a disk of its own, and worker 4 there profits from the first one.
+second: the daemon is killed with -9 and started again, and worker 3 profits from its memory, which was kept. The third: it is
+killed again and its memory is lost, as in a reboot, and worker 4 profits from its disk. The fourth: a second daemon joins as
+another node, with memory and a disk of its own, and worker 5 there profits from the first one.
 
-Exit code 0 when every greedy token of the warm answers equals the cold one, every turn reused something, after the kill
-from SSD alone, on the second node from the first alone, and half of the turns of the first act were sped up at least four
-times; 1 otherwise. Half of them, because a neighbour on the machine may spoil one.
+Exit code 0 when every greedy token of the warm answers equals the cold one, every turn reused something, after the first kill
+from DRAM alone, after the second from SSD alone, on the second node from the first alone, and half of the turns of the first
+act were sped up at least four times; 1 otherwise. Half of them, because a neighbour on the machine may spoil one.
 """
 
 import sys
@@ -70,11 +71,14 @@ def _perform(console: Console, plan: Plan, directory: Path) -> list[Row]:
     plan.write(plan_path)
     titles = [conversation.title for conversation in plan.conversations]
     first, second = make_fleet("first", "second")
-    with _node(directory, first) as daemon, Screen(console, titles) as screen:
+    node = _node(directory, first)
+    node.keeps_memory = True
+    with node as daemon, Screen(console, titles) as screen:
         console.print(f"kvpoold serves at {daemon.socket}, with {DRAM_CAPACITY} of DRAM over {SSD_CAPACITY} of SSD")
         stage = _Stage(console, screen, plan, plan_path, directory, daemon)
         rows, cold = stage.fill_and_profit()
         rows += stage.kill_and_profit(cold)
+        rows += stage.lose_memory_and_profit(cold)
         with _node(directory, second) as other:
             rows += stage.join_and_profit(other, cold)
     console.print("both kvpoold stopped by SIGTERM")
@@ -122,23 +126,33 @@ class _Stage:
 
     def kill_and_profit(self, cold: list[Event]) -> list[Row]:
         """The second act: its rows. `cold`: the cold answers to the first questions."""
+        self.console.print("kvpoold is killed with -9 and started again; its memory was kept by a process beside it")
+        self._kill_and_start()
+        return self._ask_first_questions("worker 3", self.daemon, cold, Act.KEPT)
+
+    def lose_memory_and_profit(self, cold: list[Event]) -> list[Row]:
+        """The third act: its rows."""
         self.console.print(
-            f"{self.daemon.demote_all()} chunks are on disk; kvpoold is killed with -9 and started again"
+            f"{self.daemon.demote_all()} chunks are on disk; kvpoold is killed again, and its memory given up as in a reboot"
         )
+        self.daemon.keeps_memory = False
+        self._kill_and_start()
+        return self._ask_first_questions("worker 4", self.daemon, cold, Act.DISK)
+
+    def _kill_and_start(self) -> None:
         self.daemon.kill()
         self.daemon.start()
         stats = self.daemon.stats()
         self.console.print(
             f"kvpoold serves again: {stats['dram.chunks']} chunks in DRAM, {stats['ssd.chunks']} on disk"
         )
-        return self._ask_first_questions("worker 3", self.daemon, cold, Act.DISK)
 
     def join_and_profit(self, other: Daemon, cold: list[Event]) -> list[Row]:
-        """The third act: its rows. `other`: the daemon of a node that has just joined."""
+        """The fourth act: its rows. `other`: the daemon of a node that has just joined."""
         chunks = int(self.daemon.stats()["ssd.chunks"])
         other.wait_known(chunks)
         self.console.print(f"a second node has joined: it has no chunk, and knows {chunks} of the first node's")
-        rows = self._ask_first_questions("worker 4", other, cold, Act.NODES)
+        rows = self._ask_first_questions("worker 5", other, cold, Act.NODES)
         stats = other.stats()
         self.console.print(
             f"the second node pulled {stats['peer.pulled_chunks']} chunks over TCP, {int(stats['peer.read_bytes']) >> 20} MiB; "

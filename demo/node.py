@@ -66,12 +66,14 @@ class Daemon:
     """One kvpoold after another at one socket and on one SSD directory, otherwise with the built-in defaults.
 
     A context: within it a daemon runs; leaving it ends the last one, which has to answer SIGTERM with exit code 0.
-    `member`: its place in a fleet; None: it has no peers.
+    `member`: its place in a fleet; None: it has no peers. `keeps_memory`: whether a daemon that is started from now on has its
+    memory kept for the next one; one that does not gives up what was kept.
     """
 
     def __init__(self, directory: Path, *, dram_capacity: str, ssd_capacity: str, member: Member | None = None) -> None:
         directory.mkdir(exist_ok=True)
         self.socket = directory / "kvpool.sock"
+        self.keeps_memory = False
         self._log = directory / "kvpoold.log"
         self._command = [
             *(sys.executable, "-m", "kvpool.cli.kvpoold"),
@@ -79,8 +81,8 @@ class Daemon:
             f"--set=dram.capacity={dram_capacity}",
             f"--set=ssd.path={directory / 'ssd'}",
             "--set=ssd.create=true",
-            "--set=server.keep_memory=off",  # what an act shows of the SSD tier is not to come from kept memory
             f"--set=ssd.capacity={ssd_capacity}",
+            "--set=server.stop=demote",  # nothing is kept beyond the demonstration
             *(member.to_options() if member is not None else ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,9 +99,11 @@ class Daemon:
             self.kill()
 
     def start(self) -> None:
-        """Start a daemon; returns when it serves and its SSD tier is open. What it finds on disk is restored by then."""
+        """Start a daemon; returns when it serves and its SSD tier is open. What it finds in kept memory and on disk is restored
+        by then."""
+        command = [*self._command, f"--set=server.keep_memory={'keeper' if self.keeps_memory else 'off'}"]
         with self._log.open("ab") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)  # noqa: S603 - our own program
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 - our own program
         self._wait_for("does not serve", lambda: self.socket.exists() and self._answers())
         self._wait_for("does not open its SSD tier", lambda: self.stats()["ssd.state"] == "ok")
 

@@ -27,8 +27,18 @@ class Act(Enum):
     """The acts: heading in the table, the tier that a prefix has to come from, and the failure if it does not."""
 
     MEMORY = ("warm from DRAM", "dram", "a prefix did not come from DRAM")
-    DISK = ("warm from SSD after kill -9", "ssd", "after the kill a prefix did not come from SSD")
+    KEPT = ("warm from DRAM after kill -9", "dram", "after the kill a prefix did not come from DRAM")
+    DISK = (
+        "warm from SSD, memory lost",
+        "ssd",
+        "without its memory a prefix did not come from SSD",
+    )
     NODES = ("warm from another node over TCP", "peer", "on the second node a prefix did not come from the first")
+
+    @classmethod
+    def later(cls) -> "tuple[Act, ...]":
+        """Those after the first."""
+        return cls.KEPT, cls.DISK, cls.NODES
 
     def __init__(self, heading: str, tier: str, failure: str) -> None:
         self.heading = heading
@@ -142,7 +152,7 @@ def show(console: Console, rows: list[Row], answer_tokens: int) -> None:
     before = _of(Act.MEMORY, rows)
     for row in before:
         table.add_row(*_cells(row), end_section=row.turn == max(other.turn for other in before))
-    for act in (Act.DISK, Act.NODES):
+    for act in Act.later():
         later = _of(act, rows)
         if later:
             table.add_row(f"[bold]{act.heading}[/bold]")
@@ -161,7 +171,7 @@ def judge(console: Console, rows: list[Row]) -> bool:
         f"speed-up {_range(before)}"
     )
     failures = []
-    for act in (Act.DISK, Act.NODES):
+    for act in Act.later():
         later = _of(act, rows)
         if later:
             console.print(

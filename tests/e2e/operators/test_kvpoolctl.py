@@ -198,7 +198,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
         run = execute("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
         assert (
-            "engines, footprint, ssd, sparse and peer are left out: they do not measure the daemon that --socket names"
+            "engines, footprint, restart, ssd, sparse and peer are left out: they do not measure the daemon of --socket"
             in run.stdout
         )
         assert "replay is left out: name traces" in run.stdout

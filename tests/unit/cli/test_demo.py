@@ -141,7 +141,7 @@ def test_the_verdict_needs_speed_and_equal_tokens(
 LATER = Row("a", 1, 2021, 2000, 1.0, 0.2, True, True)
 
 
-@pytest.mark.parametrize("act", [Act.DISK, Act.NODES])
+@pytest.mark.parametrize("act", Act.later())
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

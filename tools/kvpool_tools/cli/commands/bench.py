@@ -39,6 +39,7 @@ from kvpool_tools.bench.replay.replay import (
     named_traces,
     parse_capacity,
 )
+from kvpool_tools.bench.restart import bench_killed_replay, bench_restart
 from kvpool_tools.bench.rpc import bench_rpc
 from kvpool_tools.bench.shares import bench_shares
 from kvpool_tools.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
@@ -77,6 +78,8 @@ FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
 ENGINES_TITLE = "requests a second of 64 engines, against raw round trips of as many connections"
 ROUND_TRIPS_TITLE = "round trips of a pull between two daemons, from the lease to the last byte"
 PEER_TITLE = "chunks from node to node over loopback, against plain sockets with as many connections"
+RESTART_TITLE = "a start after a kill, of a daemon whose memory was kept, against an empty one's"
+KILLED_TITLE = "a replay in which the daemon is killed while its memory is kept, against the same one without kills"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
 
@@ -251,6 +254,20 @@ def ssd(options: Options, asked: Asked, path: str | None, size: str | None) -> N
         bench_ssd(path, parse_total(size, is_quick=asked.is_quick), asked.is_quick, report.measure)
 
 
+@bench.command(epilog=epilog("kvpoolctl bench restart", "kvpoolctl bench restart --quick --json"))
+@bench_options
+def restart(options: Options, asked: Asked) -> None:
+    """A daemon that is killed while its memory is kept: the time until every chunk is found again, and the hits of a replay.
+
+    A million chunks of 4 KiB, which take 12 GiB of memory, or what the machine can spare (--quick: 4096). Starts daemons of its
+    own; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("restart starts daemons of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "restart", asked) as report:
+        _measure_restart(report, asked)
+
+
 @bench.command(
     epilog=epilog(
         "kvpoolctl bench replay conversation_trace.jsonl.gz --capacity 10%",
@@ -349,12 +366,13 @@ def all_kinds(options: Options, asked: Asked, traces: tuple[str, ...]) -> None:
             _measure_engines(report, asked)
             size = default_capacity(asked.is_quick)
             report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, asked.is_quick, advance))
+            _measure_restart(report, asked)
             _measure_ssd(report, is_quick=asked.is_quick)
             _measure_sparse(report, is_quick=asked.is_quick)
             _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=asked.is_quick)
         else:
             report.note_remark(
-                "engines, footprint, ssd, sparse and peer are left out: they do not measure the daemon that --socket names"
+                "engines, footprint, restart, ssd, sparse and peer are left out: they do not measure the daemon of --socket"
             )
         if named:
             requests = QUICK_REQUESTS if asked.is_quick else None
@@ -383,7 +401,7 @@ def _reporting(options: Options, command: str, asked: Asked, terms: Terms = TIME
         fail(str(error), EXIT_FAILURE)
     wrong = [row for row in report.rows if row.get("wrong_bytes")]
     for row in wrong:
-        what = row.get("trace") or f"ssd {row['part']}"
+        what = row.get("trace") or (f"ssd {row['part']}" if "part" in row else row["name"])
         click.echo(f"kvpoolctl: {what}: {row['wrong_bytes']} wrong bytes, in chunks:", err=True)
         for key in row.get("wrong_keys", ()):
             click.echo(f"  {key}", err=True)
@@ -402,6 +420,11 @@ def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is
 
 def _measure_engines(report: Report, asked: Asked) -> None:
     report.measure("engines", ENGINES_TITLE, lambda advance: bench_engines(asked.is_quick, advance))
+
+
+def _measure_restart(report: Report, asked: Asked) -> None:
+    report.measure("restart", RESTART_TITLE, lambda advance: bench_restart(asked.is_quick, advance))
+    report.measure("restart", KILLED_TITLE, lambda advance: bench_killed_replay(asked.is_quick, advance))
 
 
 def _measure_ssd(report: Report, *, is_quick: bool) -> None:

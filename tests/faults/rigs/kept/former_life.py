@@ -1,0 +1,37 @@
+"""Former life: a dead daemon's index, whose mapping lives on in a process that had it, and which nobody writes any more.
+
+A chunk is found by it if and only if it was visible at the kill: what a new life over kept memory must have, and no more.
+"""
+
+from collections.abc import Mapping
+
+import kvpool_client as kv
+from tests.faults.rigs.kept.prompts import SETS, Prompts
+from tests.rigs.sets import names_of
+
+Found = dict[tuple[str, int], int]
+
+
+class Watcher:
+    """A Pool for each model, connected in every life; remembers the index of the last one."""
+
+    def __init__(self, pools: Mapping[Prompts, kv.Pool]) -> None:
+        self._pools = pools
+        first = next(iter(pools.values()))
+        session = first._link.session
+        assert session is not None, "it is made while the daemon lives"
+        self._index = session.index
+
+    def found(self) -> Found:
+        """How many leading chunks of each chain the index of that life has now, or had at its death."""
+        return {
+            (prompts.model, number): self._find(prompts, pool, number)
+            for prompts, pool in self._pools.items()
+            for number in range(prompts.count)
+        }
+
+    def _find(self, prompts: Prompts, pool: kv.Pool, number: int) -> int:
+        if prompts.model == SETS:
+            roots = pool._sets._roots_of(0)
+            return int(self._index.probe(roots, names_of(number))[0] > 0)
+        return len(self._index.lookup(prompts.keys(pool, number).columns()[0]))
