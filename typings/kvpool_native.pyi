@@ -404,10 +404,14 @@ class DirectoryGeometry:
     @property
     def index_bytes(self) -> int: ...
 
+    @property
+    def records_bytes(self) -> int:
+        """Of the region for records that are to outlive the process."""
+
 class Directory:
     """What is stored, where, for whom. Control thread only."""
 
-    def __init__(self, arena: Mapping | None, index: Mapping, geometry: DirectoryGeometry, epoch: bytes, policy: str = 'lru', seed: bytes = ...) -> None: ...
+    def __init__(self, arena: Mapping | None, index: Mapping, geometry: DirectoryGeometry, epoch: bytes, policy: str = 'lru', seed: bytes = ..., records: Mapping | None = None) -> None: ...
 
     @staticmethod
     def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
@@ -465,6 +469,14 @@ class Directory:
         """
         One line per broken invariant. Without what clients map, which a forked child does not have.
         """
+
+    def copy_for_child(self) -> None:
+        """
+        Copies records that are kept, which a child that is forked next does not have: its `verify` looks at the copy.
+        """
+
+    def forget_copy(self) -> None:
+        """Ends the copy of `copy_for_child`, in the parent."""
 
     def verify_shared(self, cursor: int, limit: int) -> tuple[int, list[str]]:
         """(cursor to go on from or 0, lines): what clients map, a part at once."""
@@ -530,17 +542,18 @@ class Directory:
         The same for its last `limit` chunks: how many they are; fewer: it has ended.
         """
 
-    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_kept: bool = False) -> Reserved:
+    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_kept: bool = False, is_joint: bool = False) -> Reserved:
         """
         Slots for the keys from `first` on; parent b"" is the root. `holder`: whom it counts for, see `affordable`. Fewer
         states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`
-        goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written.
+        goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written. `is_joint`:
+        others than the holder write too: a later life may give the slots to nobody before all of them have ended.
         """
 
-    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_run: bool = False) -> Reserved:
+    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_run: bool = False, is_joint: bool = False) -> Reserved:
         """
         The same for keys that follow a reservation's last chunk. `is_run`: no other reservation's chunk is to be between those
-        of this one: it is pending without a slot, and ends the run.
+        of this one: it is pending without a slot, and ends the run. `is_joint`: as in `reserve`.
         """
 
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1, scope: bytes = ..., row: int = 0, rows: int = 18446744073709551615) -> bytes:
@@ -584,6 +597,23 @@ class Directory:
     def discard(self, key: bytes) -> int:
         """
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
+        """
+
+    def restore_former(self, index: Mapping, records: Mapping, namespaces: Sequence[int | None], now_ns: int) -> FormerCounts:
+        """
+        Takes over what a former life has left in the same arena: chunks, and slots that somebody may still write to.
+        `namespaces[former number]`: the number here, or None. GIL released.
+        """
+
+    def withheld(self) -> list[tuple[int, int, int]]:
+        """
+        (holder, slots, bytes) of what writers of a former life may still write to. Holder 0: the former daemon itself;
+        2**32 - 1: several, or nobody in particular.
+        """
+
+    def release_withheld(self, holder: int) -> int:
+        """
+        The writers of a holder of a former life have ended; returns how many slots are free again.
         """
 
     def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ..., is_external: bool = False, are_alone: bool = False) -> Reserved:
@@ -921,6 +951,52 @@ class Reserved:
     @property
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
+
+class FormerCounts:
+    """What became of the chunks of a former life, each counted once."""
+
+    @property
+    def taken(self) -> int:
+        """Chunks that are stored here now."""
+
+    @property
+    def taken_bytes(self) -> int: ...
+
+    @property
+    def withheld(self) -> int:
+        """Slots that somebody may still write to."""
+
+    @property
+    def withheld_bytes(self) -> int: ...
+
+    @property
+    def unfinished(self) -> int:
+        """Were not stored yet, or no more, and nobody writes to their slots."""
+
+    @property
+    def damaged(self) -> int:
+        """The record, or the run of its slot, is not what it was."""
+
+    @property
+    def unpublished(self) -> int:
+        """Their slots' words in the index say otherwise."""
+
+    @property
+    def unknown(self) -> int:
+        """Of a namespace that is not known here."""
+
+    @property
+    def orphaned(self) -> int:
+        """What precedes them was not taken."""
+
+    @property
+    def unplaced(self) -> int:
+        """Their slot or key is taken, or there is no room."""
+
+def why_former_refused(index: Mapping, records: Mapping, geometry: DirectoryGeometry) -> str:
+    """
+    Why a directory of this geometry cannot go on with a former life's; "" where it can.
+    """
 
 class Pinned:
     """

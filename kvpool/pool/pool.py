@@ -10,7 +10,8 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -409,6 +410,18 @@ class Pool:
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins
         problems += compare_counts(self._directory, holds=holds, pins=pins)
         return {"problems": problems, "chunks": self._tiering.count_chunks(), "tiers": self._scrub.tiers()}
+
+    @contextmanager
+    def copied_for_child(self) -> Iterator[None]:
+        """A child that is forked meanwhile has a copy of records that are kept for a later life: half a second for ten million.
+
+        Raises MemoryError.
+        """
+        self._directory.copy_for_child()
+        try:
+            yield
+        finally:
+            self._directory.forget_copy()
 
     def verify_shared(self) -> Parts[list[str]]:
         """Compare records and the memory that clients map, part by part: broken invariants, one line each."""

@@ -135,7 +135,8 @@ class OperatorVerbs:
     @verb(m.Check, roles=OPERATOR)
     def check(self, _request: m.Check) -> Parts[m.Report]:
         """Recount every invariant, in a child process but for what clients map."""
-        counting = asyncio.ensure_future(check_in_child(partial(self._pool.verify, with_shared=False)))
+        verify = partial(self._pool.verify, with_shared=False)
+        counting = asyncio.ensure_future(check_in_child(verify, copied=self._pool.copied_for_child))
         problems = yield from self._pool.verify_shared()
         yield counting
         report = counting.result()

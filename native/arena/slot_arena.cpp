@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -33,8 +34,9 @@ uint32_t preferred_run(uint64_t slot_bytes, uint64_t segment_bytes, uint32_t sho
 
 }  // namespace
 
-SlotArena::SlotArena(ArenaShape shape)
+SlotArena::SlotArena(ArenaShape shape, KeptRun* kept)
     : shape_(shape),
+      kept_(kept),
       segments_(shape.segments),
       runs_(shape.segments),
       free_(shape.segments),
@@ -253,29 +255,77 @@ void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noex
   ++state.runs;
   state.slots += run.slots;
   link_run(first);
+  for (uint32_t segment = first; kept_ != nullptr && segment < first + count; ++segment) {
+    kept_[segment] = described(first, segment);
+  }
+  keep_order();
+}
+
+// The entry of a segment of a lent run.
+KeptRun SlotArena::described(uint32_t first, uint32_t segment) const noexcept {
+  const SizeClass& geometry = classes_[runs_[first].size_class.value()].geometry;
+  KeptRun entry{first, runs_[first].segments, geometry.chunk_bytes, geometry.extents, geometry.has_place_below ? 1U : 0U, 0, 0};
+  entry.crc = crc_of(entry, segment);
+  return entry;
+}
+
+bool SlotArena::is_kept(PageIndex page) const noexcept {
+  const auto segment = static_cast<uint32_t>(page.value() / pages_per_segment());
+  const KeptRun expected = described(segments_[segment].run, segment);
+  return std::memcmp(&expected, &kept_[segment], sizeof(expected)) == 0;
+}
+
+// Which slot of a run of the class starts at the page; nothing where none does.
+std::optional<uint32_t> SlotArena::slot_in(const SizeClass& geometry, SegmentRun run, PageIndex page) const noexcept {
+  const uint64_t begin = run.first * pages_per_segment();
+  const uint64_t slot_pages = geometry.slot_bytes / PAGE_BYTES;
+  if (run.segments == 0 || run.first >= shape_.segments || run.segments > shape_.segments - run.first || page.value() < begin) {
+    return std::nullopt;
+  }
+  const uint64_t inside = page.value() - begin;
+  if (inside % slot_pages != 0 || inside / slot_pages >= run.segments * shape_.segment_bytes / geometry.slot_bytes) {
+    return std::nullopt;
+  }
+  return static_cast<uint32_t>(inside / slot_pages);
+}
+
+std::optional<SlotNumbers> SlotArena::words_in(ClassId size_class, SegmentRun run, PageIndex page) const noexcept {
+  const SizeClass& geometry = classes_[size_class.value()].geometry;
+  const auto slot = slot_in(geometry, run, page);
+  if (!slot) {
+    return std::nullopt;
+  }
+  return SlotNumbers{static_cast<uint32_t>(run.first * shape_.slots_per_segment() + *slot),
+                     static_cast<uint32_t>(run.first * shape_.checksums_per_segment() + *slot * geometry.extents)};
 }
 
 bool SlotArena::claim(ClassId size_class, PageIndex page, RecordId record) noexcept {
-  const SizeClass& geometry = classes_[size_class.value()].geometry;
   const uint64_t segment = page.value() / pages_per_segment();
-  if (segment >= segments_.size() || geometry.run_segments != 1) {
+  if (segment >= segments_.size() || classes_[size_class.value()].geometry.run_segments != 1 ||
+      segments_[segment].state == SegmentState::NOT_READY) {
     return false;
   }
-  const auto first = static_cast<uint32_t>(segment);
-  const uint64_t inside = page.value() % pages_per_segment();
-  const uint64_t slot_pages = geometry.slot_bytes / PAGE_BYTES;
-  if (inside % slot_pages != 0 || inside / slot_pages >= shape_.segment_bytes / geometry.slot_bytes) {
+  return claim(size_class, {static_cast<uint32_t>(segment), 1}, page, record);
+}
+
+bool SlotArena::claim(ClassId size_class, SegmentRun run, PageIndex page, RecordId record) noexcept {
+  const auto slot = slot_in(classes_[size_class.value()].geometry, run, page);
+  if (!slot) {
     return false;
   }
-  if (segments_[first].state == SegmentState::FREE) {
-    lend_at(size_class, first, 1);
+  const auto begin = segments_.begin() + run.first;
+  const auto end = begin + run.segments;
+  if (std::all_of(begin, end, [](const Segment& segment) { return segment.state != SegmentState::LENT; })) {
+    for (uint32_t segment = run.first; segment < run.first + run.segments; ++segment) {
+      mark_ready(segment);
+    }
+    lend_at(size_class, run.first, run.segments);
   }
-  const auto slot = static_cast<uint32_t>(inside / slot_pages);
-  if (segments_[first].state != SegmentState::LENT || segments_[first].run != first ||
-      runs_[first].size_class != size_class || runs_[first].owners[slot].valid()) {
+  const Run& lent = runs_[run.first];
+  if (begin->run != run.first || lent.segments != run.segments || lent.size_class != size_class || lent.owners[*slot].valid()) {
     return false;
   }
-  take(first, slot, record);
+  take(run.first, *slot, record);
   return true;
 }
 

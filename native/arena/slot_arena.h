@@ -30,6 +30,7 @@
 
 #include "arena/free_segments.h"
 #include "records/idle_runs.h"
+#include "records/kept_region.h"
 #include "base/check.h"
 #include "base/types.h"
 
@@ -85,6 +86,12 @@ struct SizeClass {
   bool has_place_below = true;  // in lower tiers, where there are any
 };
 
+// Segments that are lent together.
+struct SegmentRun {
+  uint32_t first = 0;
+  uint32_t segments = 0;
+};
+
 // A window of segments that would be free if every idle slot of the runs that touch it were evicted.
 struct SegmentWindow {
   uint32_t first;
@@ -97,7 +104,8 @@ class SlotArena {
  public:
   static constexpr uint32_t MAX_CLASSES = 64;
 
-  explicit SlotArena(ArenaShape shape);
+  // `kept`: an entry for each segment, which is to say how it was lent last; nullptr: nobody asks.
+  explicit SlotArena(ArenaShape shape, KeptRun* kept = nullptr);
   SlotArena(const SlotArena&) = delete;
   SlotArena& operator=(const SlotArena&) = delete;
 
@@ -116,6 +124,12 @@ class SlotArena {
   // Takes this very slot, which a chunk had in an earlier life of the process. False where no slot of the class starts there, or it
   // is taken.
   [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
+  // The same of a slot of this run, which is lent where its segments are free. Where nobody has used them since, they are ready.
+  [[nodiscard]] bool claim(ClassId size_class, SegmentRun run, PageIndex page, RecordId record) noexcept;
+  // The numbers of the slot that starts at the page, if the run were lent to the class; nothing where none does.
+  [[nodiscard]] std::optional<SlotNumbers> words_in(ClassId size_class, SegmentRun run, PageIndex page) const noexcept;
+  // Whether the entry of a used slot's run is what it was lent as. REQUIRES: there are entries.
+  [[nodiscard]] bool is_kept(PageIndex page) const noexcept;
 
   // REQUIRES: the slot is used and not idle.
   void release(PageIndex page) noexcept;
@@ -226,6 +240,8 @@ class SlotArena {
     uint64_t slots = 0;
   };
 
+  [[nodiscard]] std::optional<uint32_t> slot_in(const SizeClass& geometry, SegmentRun run, PageIndex page) const noexcept;
+  [[nodiscard]] KeptRun described(uint32_t first, uint32_t segment) const noexcept;
   [[nodiscard]] LastRun last_run(uint32_t page) const noexcept;
   // A run was lent or given back.
   void forget_latest() noexcept { latest_ = {}; }
@@ -259,6 +275,7 @@ class SlotArena {
   void verify_run(uint32_t first, std::vector<std::string>& broken) const;
 
   const ArenaShape shape_;
+  KeptRun* const kept_;
   std::vector<Segment> segments_;
   std::vector<Run> runs_;
   std::vector<ClassState> classes_;

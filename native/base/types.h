@@ -40,6 +40,7 @@ using RecordId = Id<struct RecordTag>;        // a chunk's record in the directo
 using ClassId = Id<struct ClassTag, uint32_t, uint8_t>;  // a size class of slots: SlotArena has fewer than 255
 using NamespaceId = Id<struct NamespaceTag>;  // a trust domain + model + layout
 using HolderId = Id<struct HolderTag>;        // who protects chunks from eviction: a client's connection
+inline constexpr HolderId OWN_WRITER{0};      // who writes to a slot is this process itself, and no connection's number is 0
 using HoldId = uint64_t;                      // of holds, pins and reservations alike; 0 names none, and none repeats
 using PageIndex = Id<struct PageTag, uint64_t>;  // offset in an arena, or over all files, / PAGE_BYTES
 

@@ -11,6 +11,8 @@
 #include "bindings.h"
 #include "columns.h"
 #include "directory/directory.h"
+#include "directory/former_life.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -42,13 +44,21 @@ PolicyKind policy_named(const std::string& name) {
 
 Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
                           const DirectoryGeometry& geometry, const nb::bytes& epoch, const std::string& policy,
-                          const nb::bytes& seed) {
+                          const nb::bytes& seed, std::shared_ptr<Mapping> records) {
   require_index(*index, geometry, epoch);
+  if (records != nullptr) {
+    if (!records->is_writable() || records->size() < KeptRegion::bytes(geometry.kept())) {
+      throw nb::value_error("records region is read-only or smaller than planned");
+    }
+    if (reinterpret_cast<const KeptHead*>(records->data())->version != 0) {
+      throw nb::value_error("records region is in use");
+    }
+  }
   if (arena != nullptr && (!arena->is_writable() || arena->size() < geometry.arena.total_bytes())) {
     throw nb::value_error("arena region is read-only or smaller than planned");
   }
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()), Tier::DRAM,
-                       policy_named(policy), seed_of(seed));
+                       policy_named(policy), seed_of(seed), std::move(records));
 }
 
 // The directory of a tier whose bytes are elsewhere: in files.
@@ -153,6 +163,8 @@ Fields stats_of_directory(const Directory& directory) {
   result["stored_chunks"] = counts.stored_chunks;
   result["promoting"] = counts.promoting;
   result["waiting_runs"] = counts.waiting_runs;
+  result["withheld"] = counts.withheld;
+  result["withheld_bytes"] = counts.withheld_bytes;
   result["promoted_chunks"] = counts.promoted_chunks;
   result["evicted_chunks"] = counts.evicted_chunks;
   result["shed_chunks"] = counts.shed_chunks;
@@ -238,7 +250,9 @@ void bind_geometry(nb::module_& module) {
       .def_prop_ro("segment_bytes", [](const DirectoryGeometry& g) { return g.arena.segment_bytes; })
       .def_prop_ro("segments", [](const DirectoryGeometry& g) { return g.arena.segments; })
       .def_prop_ro("arena_bytes", [](const DirectoryGeometry& g) { return g.arena.total_bytes(); })
-      .def_prop_ro("index_bytes", [](const DirectoryGeometry& g) { return g.index.total_bytes(); });
+      .def_prop_ro("index_bytes", [](const DirectoryGeometry& g) { return g.index.total_bytes(); })
+      .def_prop_ro("records_bytes", [](const DirectoryGeometry& g) { return KeptRegion::bytes(g.kept()); },
+                   "Of the region for records that are to outlive the process.");
 }
 
 void bind_removal(nb::class_<Directory>& directory) {
@@ -255,8 +269,18 @@ void bind_removal(nb::class_<Directory>& directory) {
 
 void bind_checks(nb::class_<Directory>& directory) {
   directory
-      .def("verify", &Directory::verify, "with_shared"_a = true,
-           "One line per broken invariant. Without what clients map, which a forked child does not have.")
+      .def(
+          "verify",
+          [](Directory& self, bool with_shared) {
+            if (!with_shared) {
+              self.use_copy();
+            }
+            return self.verify(with_shared);
+          },
+          "with_shared"_a = true, "One line per broken invariant. Without what clients map, which a forked child does not have.")
+      .def("copy_for_child", &Directory::copy_for_child,
+           "Copies records that are kept, which a child that is forked next does not have: its `verify` looks at the copy.")
+      .def("forget_copy", &Directory::forget_copy, "Ends the copy of `copy_for_child`, in the parent.")
       .def(
           "verify_shared",
           [](const Directory& self, uint64_t cursor, uint32_t limit) -> std::tuple<uint64_t, std::vector<std::string>> {
@@ -265,6 +289,62 @@ void bind_checks(nb::class_<Directory>& directory) {
             return {next, std::move(broken)};
           },
           "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
+}
+
+void bind_former(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<FormerCounts>(module, "FormerCounts", "What became of the chunks of a former life, each counted once.")
+      .def_ro("taken", &FormerCounts::taken, "Chunks that are stored here now.")
+      .def_ro("taken_bytes", &FormerCounts::taken_bytes)
+      .def_ro("withheld", &FormerCounts::withheld, "Slots that somebody may still write to.")
+      .def_ro("withheld_bytes", &FormerCounts::withheld_bytes)
+      .def_ro("unfinished", &FormerCounts::unfinished, "Were not stored yet, or no more, and nobody writes to their slots.")
+      .def_ro("damaged", &FormerCounts::damaged, "The record, or the run of its slot, is not what it was.")
+      .def_ro("unpublished", &FormerCounts::unpublished, "Their slots' words in the index say otherwise.")
+      .def_ro("unknown", &FormerCounts::unknown, "Of a namespace that is not known here.")
+      .def_ro("orphaned", &FormerCounts::orphaned, "What precedes them was not taken.")
+      .def_ro("unplaced", &FormerCounts::unplaced, "Their slot or key is taken, or there is no room.");
+  module.def(
+      "why_former_refused",
+      [](const std::shared_ptr<Mapping>& index, const std::shared_ptr<Mapping>& records, const DirectoryGeometry& geometry) {
+        const char* const refusal = FormerLife::why_refused(index, records, geometry);
+        return std::string(refusal == nullptr ? "" : refusal);
+      },
+      "index"_a, "records"_a, "geometry"_a, "Why a directory of this geometry cannot go on with a former life's; \"\" where it can.");
+  directory
+      .def(
+          "restore_former",
+          [](Directory& self, const std::shared_ptr<Mapping>& index, const std::shared_ptr<Mapping>& records,
+             const std::vector<std::optional<uint32_t>>& namespaces, uint64_t now_ns) {
+            if (const char* const refusal = FormerLife::why_refused(index, records, self.geometry())) {
+              throw nb::value_error(refusal);
+            }
+            if (self.places() != 0 || !self.has_words() || self.tier() != Tier::DRAM) {
+              throw nb::value_error("only an empty directory that clients look into goes on with a former life");
+            }
+            std::vector<NamespaceId> known;
+            for (const auto& number : namespaces) {
+              known.push_back(number ? known_namespace(self, *number) : NamespaceId());
+            }
+            const ReleasedGil released;
+            return self.restore_former(FormerLife(index, records, self.geometry()), known, now_ns);
+          },
+          "index"_a, "records"_a, "namespaces"_a, "now_ns"_a,
+          "Takes over what a former life has left in the same arena: chunks, and slots that somebody may still write to.\n"
+          "`namespaces[former number]`: the number here, or None. GIL released.")
+      .def(
+          "withheld",
+          [](const Directory& self) {
+            std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> rows;
+            for (const auto& [holder, share] : self.withheld().by_holder()) {
+              rows.emplace_back(holder, share.records.size(), share.bytes);
+            }
+            return rows;
+          },
+          "(holder, slots, bytes) of what writers of a former life may still write to. Holder 0: the former daemon itself;\n"
+          "2**32 - 1: several, or nobody in particular.")
+      .def(
+          "release_withheld", [](Directory& self, uint32_t holder) { return self.release_withheld(HolderId(holder)); }, "holder"_a,
+          "The writers of a holder of a former life have ended; returns how many slots are free again.");
 }
 
 }  // namespace
@@ -278,7 +358,7 @@ void bind_directory(nb::module_& module) {
   nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
   directory
       .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru",
-           "seed"_a = nb::bytes(""))
+           "seed"_a = nb::bytes(""), "records"_a.none() = nb::none())
       .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru",
                   "level"_a = static_cast<uint8_t>(Tier::SSD), nb::rv_policy::take_ownership,
                   "The directory of a tier in files, which no client looks into; `level`: of that tier.")
@@ -334,6 +414,7 @@ void bind_directory(nb::module_& module) {
   bind_holds(module, directory);
   bind_reservations(module, directory);
   bind_removal(directory);
+  bind_former(module, directory);
   bind_tiers(module, directory);
   bind_retention(directory);
   bind_shares(module, directory);

@@ -24,21 +24,21 @@ const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
 }
 
 Reserved reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
-                  uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait, bool is_kept) {
+                  uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait, bool is_kept, bool is_joint) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const uint8_t* const packed = keys_from(keys, first);
   return reserved(directory.reserve(known_namespace(directory, owner), ClassId(size_class), key_or_none(parent), packed,
                                          keys.size() / KEY_BYTES - first, now_ns, holder ? HolderId(*holder) : HolderId(),
-                                         {limit, may_wait, false, is_kept}));
+                                         {limit, may_wait, false, is_kept, is_joint}));
 }
 
 Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
-                       size_t limit, bool may_wait, bool is_run) {
+                       size_t limit, bool may_wait, bool is_run, bool is_joint) {
   const uint8_t* const packed = keys_from(keys, first);
   return reserved(
-      directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait, is_run}));
+      directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait, is_run, false, is_joint}));
 }
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
@@ -236,14 +236,15 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
       .def_ro("slots", &Reserved::slots, "As in `HoldColumns`, u64; anything where declined.");
   directory
       .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false, "is_kept"_a = false,
+           "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false, "is_kept"_a = false, "is_joint"_a = false,
            "Slots for the keys from `first` on; parent b\"\" is the root. `holder`: whom it counts for, see `affordable`. Fewer\n"
            "states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`\n"
-           "goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written.")
+           "goes on. `is_kept`: what is there stays held until the reservation is ended, though nothing is to be written. `is_joint`:\n"
+           "others than the holder write too: a later life may give the slots to nobody before all of them have ended.")
       .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
-           "may_wait"_a = false, "is_run"_a = false, 
+           "may_wait"_a = false, "is_run"_a = false, "is_joint"_a = false,
            "The same for keys that follow a reservation's last chunk. `is_run`: no other reservation's chunk is to be between those\n"
-           "of this one: it is pending without a slot, and ends the run.")
+           "of this one: it is pending without a slot, and ends the run. `is_joint`: as in `reserve`.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
            "scope"_a = nb::bytes(""), "row"_a = 0, "rows"_a = SIZE_MAX,

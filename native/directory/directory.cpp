@@ -15,11 +15,12 @@ constexpr double RETAINED_SHARE = 0.3;
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
-                     const HashSeed& seed)
-    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, TableRegion{}) {}
+                     const HashSeed& seed, std::shared_ptr<const Mapping> records)
+    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, TableRegion{}, std::move(records)) {}
 
 Directory::Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy, const HashSeed& seed)
-    : Directory(nullptr, nullptr, geometry, nullptr, Tier::HBM, policy, seed, TableRegion{&originals.table_.shared(), DEVICE_REGION}) {
+    : Directory(nullptr, nullptr, geometry, nullptr, Tier::HBM, policy, seed, TableRegion{&originals.table_.shared(), DEVICE_REGION},
+                nullptr) {
   originals_ = std::make_unique<CopyLink>(originals, *this);
 }
 
@@ -27,13 +28,13 @@ Directory::~Directory() { KVPOOL_CHECK(copies_ == nullptr); }
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
-                     const HashSeed& seed, TableRegion region)
+                     const HashSeed& seed, TableRegion region, std::shared_ptr<const Mapping> records)
     : geometry_(geometry),
       tier_(tier),
       arena_mapping_(std::move(arena)),
       table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_, region),
-      arena_(geometry.arena),
-      records_(geometry.max_chunks),
+      records_(std::move(records), geometry.kept()),
+      arena_(geometry.arena, records_.runs()),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
       queues_(records_, *policy_),
       standings_(records_, arena_, queues_),
@@ -79,6 +80,8 @@ DirectoryStats Directory::stats() const noexcept {
   stats.pins = holds_.pins();
   stats.reservations = holds_.reservations().size();
   stats.waiting_runs = waiting_.count();
+  stats.withheld = withheld_.count();
+  stats.withheld_bytes = withheld_.bytes();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();

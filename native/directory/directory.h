@@ -45,6 +45,7 @@
 #include "directory/demotion_order.h"
 #include "directory/directory_answers.h"
 #include "directory/directory_geometry.h"
+#include "directory/former_life.h"
 #include "eviction/eviction_queues.h"
 #include "holds/hold_table.h"
 #include "holds/holder_shares.h"
@@ -55,17 +56,20 @@
 #include "directory/tier_retention.h"
 #include "directory/tier_set.h"
 #include "directory/waiting_runs.h"
+#include "directory/withheld_slots.h"
 #include "records/token_ids.h"
 
 namespace kvpool {
 
 class Directory {
  public:
-  // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's.
-  // REQUIRES: regions writable, index zeroed, sizes as in the geometry.
+  // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's. `records`:
+  // where the records lie that are to outlive the process; without it in its own memory.
+  // REQUIRES: regions writable, index and records zeroed, sizes as in the geometry.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
-            PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
+            PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random(),
+            std::shared_ptr<const Mapping> records = nullptr);
   // Of copies of what `originals` has READY; the words of its slots are in that one's index. REQUIRES: as CopyLink does.
   Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy = PolicyKind::LRU,
             const HashSeed& seed = HashSeed::random());
@@ -192,6 +196,17 @@ class Directory {
                PageIndex page, uint64_t generation, Retention request = {}, uint64_t now_ns = 0);
   // Reports a gap to the feed: much has come at once. An earlier life may have given generations up to `generation`.
   void finish_restore(uint64_t generation = 0) noexcept;
+  // directory_former.cpp. Takes over what a former life of the process has left in the same arena: READY chunks with their order of
+  // eviction, uses and priorities, by `namespaces` (former number -> number here; unset: not known), and slots that somebody may still
+  // write to, which nobody gets. REQUIRES: nothing is here but classes and namespaces; FormerLife::why_refused is nullptr.
+  [[nodiscard]] FormerCounts restore_former(const FormerLife& former, std::span<const NamespaceId> namespaces, uint64_t now_ns);
+  // Such slots, by the holder whose reservation they were. That one's writers have ended: how many slots are free again.
+  [[nodiscard]] const WithheldSlots& withheld() const noexcept { return withheld_; }
+  size_t release_withheld(HolderId holder);
+  // A forked child has nothing of kept records but the copy that was made before; it is the child's from `use_copy` on.
+  void copy_for_child() { records_.copy_for_child(); }
+  void forget_copy() noexcept { records_.forget_copy(); }
+  void use_copy() noexcept { records_.use_copy(); }
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
   [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
   // The keys that left this lower tier since the last call, in their order, packed.
@@ -249,7 +264,8 @@ class Directory {
   static constexpr size_t HELD_ANCESTORS = 2048;
 
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
-            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region);
+            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, TableRegion region,
+            std::shared_ptr<const Mapping> records);
 
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept { return arena_.size_class(of.size_class).chunk_bytes; }
   // The record of a key, whatever its state; unset where it is not here.
@@ -266,8 +282,11 @@ class Directory {
   void mark_below(RecordId id, bool is_below) noexcept, become_ready(ChunkRecord& record) noexcept;
   [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
-  [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
-                                   const ChunkKey& key) const noexcept;
+  [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, RecordId above, const ChunkKey& key) const noexcept;
+  [[nodiscard]] RecordId begin_restore(NamespaceId owner, ClassId size_class, RecordId above, const ChunkKey& key, uint64_t generation);
+  void enter_restored(RecordId id, RecordId above) noexcept, list_restored(RecordId id) noexcept;
+  [[nodiscard]] RecordId restore_former_chunk(const FormerChunk& chunk, NamespaceId owner, RecordId above);
+  [[nodiscard]] bool withhold(const FormerChunk& chunk, NamespaceId owner, uint64_t generation);
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
@@ -343,8 +362,8 @@ class Directory {
   std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkIndex table_;
-  SlotArena arena_;
   ChunkRecords records_;
+  SlotArena arena_;
   TokenIds tokens_;
   const std::unique_ptr<EvictionPolicy> policy_;
   EvictionQueues queues_;
@@ -357,6 +376,7 @@ class Directory {
   std::vector<NamespaceCounts> namespaces_;
   std::vector<uint32_t> chunk_tokens_;  // as many
   WaitingRuns waiting_;
+  WithheldSlots withheld_;
   Promotions promotions_{*this};
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;

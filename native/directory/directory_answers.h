@@ -143,6 +143,7 @@ struct ReserveBounds {
   bool may_wait = false;    // stop before a chunk that would be NOT_READY
   bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
   bool is_kept = false;     // it holds what is there or written by others until it is ended, though nothing is to be written
+  bool is_joint = false;    // others than its holder write into what is reserved too
 };
 
 struct Reservation {
@@ -204,6 +205,8 @@ struct DirectoryStats {
   uint64_t pins = 0;
   uint64_t reservations = 0;
   uint64_t waiting_runs = 0;  // of chunks that are committed behind one that is being written: a hold each
+  uint64_t withheld = 0;      // zombies that a writer of a former life may still write to
+  uint64_t withheld_bytes = 0;
   uint64_t used_bytes = 0;
   uint64_t idle_bytes = 0;
   uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped

@@ -17,6 +17,10 @@ void compare(const char* what, uint64_t truth, uint64_t count, std::vector<std::
   }
 }
 
+bool is_withheld(const ChunkRecord& record) noexcept {
+  return record.state == ChunkState::ZOMBIE && record.has_writer && record.holds == 0 && record.pins == 0;
+}
+
 void append(std::vector<std::string>& broken, const std::vector<std::string>& more) {
   broken.insert(broken.end(), more.begin(), more.end());
 }
@@ -144,6 +148,10 @@ void DirectoryAudit::verify_record(RecordId id) const {
   if (record.generation == 0 || record.generation > of_.last_generation_) {
     broken_.push_back(name_of(id) + " has a generation that was never given");
   }
+  const bool is_kept = !of_.records_.are_kept() || !is_ready || (of_.records_.is_sealed(id) && of_.arena_.is_kept(record.page));
+  if (!is_kept) {
+    broken_.push_back(name_of(id) + " would not be known to a later life");
+  }
   verify_slot(id);
   if (of_.originals_ != nullptr && record.state != ChunkState::ZOMBIE) {
     of_.originals_->verify_copy(id, broken_);
@@ -247,6 +255,8 @@ void DirectoryAudit::verify_sums(bool with_shared) const {
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
     sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
+    sums.withheld += is_withheld(record) ? 1U : 0U;
+    sums.withheld_bytes += is_withheld(record) ? bytes : 0;
     if (record.state == ChunkState::READY) {
       ++sums.chunks;
       sums.unsaved_chunks += record.is_below ? 0U : 1U;
@@ -263,6 +273,13 @@ void DirectoryAudit::verify_sums(bool with_shared) const {
   expect("writing", sums.writing, counted.writing);
   expect("promoting", sums.promoting, counted.promoting);
   expect("zombies", sums.zombies, counted.zombies);
+  expect("withheld", sums.withheld, of_.withheld_.count());
+  expect("withheld bytes", sums.withheld_bytes, of_.withheld_.bytes());
+  for (const auto& [holder, share] : of_.withheld_.by_holder()) {
+    expect("withheld of a holder", static_cast<uint64_t>(std::ranges::count_if(share.records, [this](RecordId id) {
+             return is_withheld(of_.records_[id]);
+           })), share.records.size());
+  }
   expect("used bytes", sums.used_bytes, counted.used_bytes);
   expect("bytes written below since their use", written, of_.standings_.written_bytes());
   expect("pinned", sums.pinned, counted.pinned);
@@ -309,7 +326,7 @@ void DirectoryAudit::verify_slot(RecordId id) const {
   if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && of_.table_.has_words()) {
     broken_.push_back(name + " has a slot that nobody uses");
   }
-  if (record.state != ChunkState::READY && record.holds == 0 && record.pins == 0) {
+  if (record.state != ChunkState::READY && record.holds == 0 && record.pins == 0 && !is_withheld(record)) {
     broken_.push_back(name + " is neither stored nor held");
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "records/chunk_records.h"
+
 namespace kvpool {
 namespace {
 
@@ -68,6 +70,11 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan_device(uint64_t capacit
   }
   const ArenaShape arena = shape_of(segment_bytes, capacity / segment_bytes, capacity, max_chunks);
   return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
+}
+
+KeptShape DirectoryGeometry::kept() const noexcept {
+  return {capacity,       arena.segment_bytes,    arena.slot_bytes_min, arena.checksum_bytes_min,
+          arena.segments, arena.max_run_segments, max_chunks,           sizeof(ChunkRecord)};
 }
 
 RegionShape DirectoryGeometry::region(Tier tier, Backing backing) const noexcept {

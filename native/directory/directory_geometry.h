@@ -6,6 +6,7 @@
 
 #include "shared_index/chunk_table.h"
 #include "arena/slot_arena.h"
+#include "records/kept_region.h"
 
 namespace kvpool {
 
@@ -32,6 +33,8 @@ struct DirectoryGeometry {
   // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
   [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
                                                                    uint32_t max_chunks);
+  // Of the region that its records lie in where they are to outlive the process.
+  [[nodiscard]] KeptShape kept() const noexcept;
   // As a region of an index.
   [[nodiscard]] RegionShape region(Tier tier, Backing backing) const noexcept;
 };

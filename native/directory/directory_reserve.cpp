@@ -139,8 +139,11 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
       break;
     }
     is_open = record.valid();
-    if (result == SaveState::RESERVED && is_following) {
-      waiting_.begin_following(records_[record]);
+    if (result == SaveState::RESERVED) {
+      records_.seal(record, source != nullptr ? OWN_WRITER : bounds.is_joint ? HolderId() : claim.holder);
+      if (is_following) {
+        waiting_.begin_following(records_[record]);
+      }
     }
     if (is_open) {
       state.records.push_back(record);
@@ -313,7 +316,8 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   const auto page = arena_.allocate(fresh.size_class, id);
   KVPOOL_CHECK(page.has_value());
   KVPOOL_CHECK(table_.has_generation(*page, 0));
-  fresh.generation = ++last_generation_;
+  records_.note_generation(++last_generation_);
+  fresh.generation = last_generation_;
   fresh.page = *page;
   table_.open_slot(*page);
   holds_.hold(id);

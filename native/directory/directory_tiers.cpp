@@ -114,10 +114,9 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 }
 
 // Whether a chunk of an earlier life may follow its parent, and the shared table has room for its entry.
-bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
-                              const ChunkKey& key) const noexcept {
-  if (above) {
-    const ChunkRecord& parent = records_[above->record];
+bool Directory::is_restorable(NamespaceId owner, ClassId size_class, RecordId above, const ChunkKey& key) const noexcept {
+  if (above.valid()) {
+    const ChunkRecord& parent = records_[above];
     if (parent.state != ChunkState::READY || parent.owner != owner || parent.size_class != size_class ||
         parent.depth + 1 >= max_chain_) {
       return false;
@@ -128,45 +127,66 @@ bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                         const ChunkKey& key, PageIndex page, uint64_t generation, Retention request, uint64_t now_ns) {
-  const auto above = parent ? table_.find(*parent) : std::nullopt;
-  if (parent.has_value() != above.has_value() || !is_restorable(owner, size_class, above, key)) {
+  const RecordId above = parent ? find_record(*parent) : RecordId();
+  if (parent.has_value() != above.valid()) {
     return false;
   }
-  if (generation == 0 || generation >= GENERATION_END || records_.is_full() || table_.find(key) || !table_.has_room(key)) {
+  const RecordId id = begin_restore(owner, size_class, above, key, generation);
+  if (!id.valid()) {
     return false;
   }
-  const RecordId id = records_.allocate();
   if (!arena_.claim(size_class, page, id)) {
     records_.release(id);
     return false;
   }
+  records_[id].page = page;
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  enter_restored(id, above);
+  if (request != Retention{}) {
+    retention_.ledger().begin_request();
+    static_cast<void>(retention_.set_retention(id, request));
+  }
+  list_restored(id);
+  return true;
+}
+
+// A record of a chunk of an earlier life, without a slot; unset where there can be none.
+RecordId Directory::begin_restore(NamespaceId owner, ClassId size_class, RecordId above, const ChunkKey& key, uint64_t generation) {
+  const bool is_possible = is_restorable(owner, size_class, above, key) && generation != 0 && generation < GENERATION_END;
+  if (!is_possible || records_.is_full() || table_.find(key) || !table_.has_room(key)) {
+    return RecordId();
+  }
+  const RecordId id = records_.allocate();
   ChunkRecord& record = records_[id];
   record.key = key;
   record.is_sampled = is_in_sample(key);
   record.owner = owner;
   record.size_class = size_class;
   record.generation = generation;
-  record.page = page;
-  last_generation_ = std::max(last_generation_, generation);
-  enter(key, id);
-  table_.set_generation(page, generation);
-  if (above) {
-    records_.attach_child(above->record, id);
+  return id;
+}
+
+// The record has its slot, and becomes READY.
+void Directory::enter_restored(RecordId id, RecordId above) noexcept {
+  ChunkRecord& record = records_[id];
+  last_generation_ = std::max(last_generation_, record.generation);
+  enter(record.key, id);
+  table_.set_generation(record.page, record.generation);
+  if (above.valid()) {
+    records_.attach_child(above, id);
   }
   stats_.used_bytes += chunk_bytes(record);
   ++stats_.promoted_chunks;
-  latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
-  if (request != Retention{}) {
-    retention_.ledger().begin_request();
-    static_cast<void>(retention_.set_retention(id, request));
-  }
+}
+
+// Chunks come from the newest to the oldest: each goes to the older side of the one restored before it, children behind parents.
+void Directory::list_restored(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
   record.standing = standings_.of(record);
-  // Chunks come from the newest to the oldest: each goes to the older side of the one restored before it, children behind parents.
   queues_.add_oldest(id);
-  arena_.set_idle(page, record.last_access_ns);
+  arena_.set_idle(record.page, record.last_access_ns);
   stats_.idle_bytes += chunk_bytes(record);
-  return true;
 }
 
 void Directory::finish_restore(uint64_t generation) noexcept {

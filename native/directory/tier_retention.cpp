@@ -53,6 +53,22 @@ RetainState TierRetention::set_retention_in_queue(RecordId id, Retention request
   return state;
 }
 
+void TierRetention::restore(RecordId id, Retention retention, uint64_t since_ns) noexcept {
+  ledger_.begin_request();
+  static_cast<void>(set_retention(id, retention));
+  go_on_since(id, retention, since_ns);
+}
+
+// The duration of a chunk that got this retention counts from then on.
+void TierRetention::go_on_since(RecordId id, Retention retention, uint64_t since_ns) noexcept {
+  if (ledger_.of(id) == retention) {
+    ledger_.restart(id, since_ns);
+    if (retention.duration_ms != 0) {
+      start_timer(id);
+    }
+  }
+}
+
 DurationStart TierRetention::duration_start() const noexcept {
   return of_.is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE;
 }
@@ -93,12 +109,7 @@ void TierRetention::take_over(RecordId id, const ChunkRecord& upper, uint64_t si
   if (upper.priority > DEFAULT_PRIORITY) {
     static_cast<void>(set_retention_in_queue(id, retention));
   }
-  if (ledger_.of(id) == retention) {
-    ledger_.restart(id, since_ns);
-    if (retention.duration_ms != 0) {
-      start_timer(id);
-    }
-  }
+  go_on_since(id, retention, since_ns);
   if (!upper.was_below) {
     of_.standings_.renew(id, of_.latest_ns_);  // used there since it was written here; what precedes it follows when it leaves too
   }

@@ -48,6 +48,8 @@ class TierRetention {
   // chunk is compared with it meanwhile, and put back.
   [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
   [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
+  // The same of a chunk that is in no queue, and was retained then.
+  void restore(RecordId id, Retention retention, uint64_t since_ns) noexcept;
   // The chunk leaves this tier for its lower ones; it leaves it, childless.
   void hand_down(const ChunkRecord& record) noexcept;
   void forget_chunk(RecordId id) noexcept;
@@ -60,6 +62,7 @@ class TierRetention {
   [[nodiscard]] uint64_t expires_at(const ChunkRecord& record) const noexcept;
   [[nodiscard]] Retention retained_as(RecordId id) const noexcept;
   void start_timer(RecordId id) noexcept;
+  void go_on_since(RecordId id, Retention retention, uint64_t since_ns) noexcept;
   void requeue_released(RecordId id) noexcept;
   void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
   void expire(RecordId id);

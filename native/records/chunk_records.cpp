@@ -1,13 +1,92 @@
 // Record memory, tree links and list links. See chunk_records.h.
 #include "records/chunk_records.h"
 
+#include <algorithm>
+#include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/check.h"
+#include "checksum/crc32c.h"
 
 namespace kvpool {
+namespace {
 
-ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity), records_(capacity) { KVPOOL_CHECK(capacity_ > 0); }
+// What a seal is the checksum of.
+struct Sealed {
+  ChunkKey key;
+  uint64_t generation;
+  uint64_t parent_generation;
+  uint64_t page;
+  uint32_t id;
+  uint32_t parent;
+  uint32_t owner;
+  uint32_t depth;
+};
+static_assert(sizeof(Sealed) == 72);
+
+}  // namespace
+
+uint32_t seal_of(const ChunkRecord& record, RecordId id, uint32_t parent, uint64_t parent_generation) noexcept {
+  const Sealed sealed{record.key, record.generation,    parent_generation, record.page.value(),
+                      id.value(), parent, record.owner.value(), record.depth};
+  const uint32_t crc = crc32c(0, reinterpret_cast<const uint8_t*>(&sealed), sizeof(sealed));
+  return crc == 0 ? 1 : crc;
+}
+
+ChunkRecords::ChunkRecords(uint32_t capacity) : ChunkRecords(nullptr, KeptShape{.max_chunks = capacity}) {}
+
+ChunkRecords::ChunkRecords(std::shared_ptr<const Mapping> kept, const KeptShape& shape)
+    : capacity_(shape.max_chunks),
+      kept_(kept == nullptr ? std::nullopt : std::optional<KeptRegion>(std::in_place, std::move(kept), shape)),
+      seals_(kept_ ? kept_->seals() : nullptr),
+      generations_end_(kept_ ? 0 : UINT64_MAX) {
+  KVPOOL_CHECK(capacity_ > 0);
+  if (kept_) {
+    KVPOOL_CHECK(shape.record_bytes == sizeof(ChunkRecord));
+    kept_->format();
+    records_ = reinterpret_cast<ChunkRecord*>(kept_->records());
+  } else {
+    own_.emplace(capacity_);
+    records_ = &(*own_)[0];
+  }
+}
+
+void ChunkRecords::write_seal(RecordId id, HolderId writer) noexcept {
+  const ChunkRecord& record = records_[id.value()];
+  RecordSeal& seal = seals_[id.value()];
+  const uint64_t above = record.parent.valid() ? records_[record.parent.value()].generation : 0;
+  seal.holder = writer.value();
+  seal.parent = record.parent.value();
+  keep_order();
+  seal.crc = seal_of(record, id, seal.parent, above);
+}
+
+void ChunkRecords::raise_generations_end(uint64_t generation) noexcept {
+  generations_end_ = std::min(generation + GENERATIONS_STEP, GENERATION_END);
+  KVPOOL_CHECK(generation < generations_end_);
+  kept_->set_generations_end(generations_end_);
+}
+
+bool ChunkRecords::is_sealed(RecordId id) const noexcept {
+  const ChunkRecord& record = records_[id.value()];
+  const RecordSeal& seal = seals_[id.value()];
+  const uint64_t above = record.parent.valid() ? records_[record.parent.value()].generation : 0;
+  return seal.parent == record.parent.value() && seal.crc == seal_of(record, id, seal.parent, above);
+}
+
+void ChunkRecords::copy_for_child() {
+  if (kept_ && end_ > 0) {
+    copy_.emplace(end_);
+    std::memcpy(static_cast<void*>(&(*copy_)[0]), records_, end_ * sizeof(ChunkRecord));
+  }
+}
+
+void ChunkRecords::use_copy() noexcept {
+  if (copy_) {
+    records_ = &(*copy_)[0];
+  }
+}
 
 void ChunkRecords::prefetch(RecordId id) const noexcept { __builtin_prefetch(&records_[id.value()], 1); }
 
@@ -19,16 +98,20 @@ void ChunkRecords::prefetch_whole(RecordId id) const noexcept {
 RecordId ChunkRecords::allocate() noexcept {
   KVPOOL_CHECK(!is_full());
   ++alive_;
-  if (first_free_.valid()) {
-    const RecordId id = first_free_;
+  const RecordId id = first_free_.valid() ? first_free_ : RecordId(end_);
+  if (seals_ != nullptr) {
+    seals_[id.value()].crc = 0;
+    keep_order();
+  }
+  if (id == first_free_) {
     ChunkRecord& record = records_[id.value()];
     KVPOOL_CHECK(record.state == ChunkState::FREE);
     first_free_ = record.newer;
     record = ChunkRecord{};
-    return id;
+  } else {
+    new (&records_[end_++]) ChunkRecord{};
   }
-  new (&records_[end_]) ChunkRecord{};
-  return RecordId(end_++);
+  return id;
 }
 
 void ChunkRecords::release(RecordId id) noexcept {

@@ -2,7 +2,8 @@
 //
 // What it is: memory and links. What it is not: a decision; the Directory says who is held or removed, EvictionQueues who
 // stands where.
-// Records are sized at start and reused; a RecordId is therefore only good while its record lives.
+// Records are sized at start and reused; a RecordId is therefore only good while its record lives. They lie in memory of the process, or
+// in a region that outlives it, with a seal each (kept_region.h).
 // Invariants: a record is on the free list or alive; children of a record form a list whose members name it as
 // parent; a list's hand is in it.
 // Threads: the control thread only. Every operation is O(1).
@@ -10,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "base/lazy_array.h"
 #include "base/types.h"
+#include "records/kept_region.h"
 
 namespace kvpool {
 
@@ -125,9 +128,14 @@ struct ChunkList {
   uint64_t length = 0;
 };
 
+// The seal of a record, as it stands in such a region, of a chunk behind one of this generation (0: it is the first). Never 0.
+[[nodiscard]] uint32_t seal_of(const ChunkRecord& record, RecordId id, uint32_t parent, uint64_t parent_generation) noexcept;
+
 class ChunkRecords {
  public:
   explicit ChunkRecords(uint32_t capacity);
+  // In a zeroed region, which is made one of `shape`; private memory where there is none.
+  ChunkRecords(std::shared_ptr<const Mapping> kept, const KeptShape& shape);
   ChunkRecords(const ChunkRecords&) = delete;
   ChunkRecords& operator=(const ChunkRecords&) = delete;
 
@@ -144,6 +152,29 @@ class ChunkRecords {
   [[nodiscard]] uint32_t alive() const noexcept { return alive_; }
   // Ids below this may be alive.
   [[nodiscard]] uint32_t end() const noexcept { return end_; }
+
+  // Whether they outlive the process. Of the others `seal` and `note_generation` do nothing.
+  [[nodiscard]] bool are_kept() const noexcept { return seals_ != nullptr; }
+  // The record, its parent too, is what it will be while its chunk lives; whose reservation has its slot written. REQUIRES: its parent
+  // lives.
+  void seal(RecordId id, HolderId writer) noexcept {
+    if (seals_ != nullptr) {
+      write_seal(id, writer);
+    }
+  }
+  // A generation is about to be given.
+  void note_generation(uint64_t generation) noexcept {
+    if (generation >= generations_end_) [[unlikely]] {
+      raise_generations_end(generation);
+    }
+  }
+  // Whether a record that has a parent where it had one at first has its seal.
+  [[nodiscard]] bool is_sealed(RecordId id) const noexcept;
+  // Entries of the arena's runs; nullptr where records are not kept.
+  [[nodiscard]] KeptRun* runs() const noexcept { return kept_ ? kept_->runs() : nullptr; }
+  // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so.
+  void copy_for_child(), forget_copy() noexcept { copy_.reset(); }
+  void use_copy() noexcept;
 
   // A blank record. REQUIRES: not is_full().
   [[nodiscard]] RecordId allocate() noexcept;
@@ -164,10 +195,20 @@ class ChunkRecords {
   void unlink_run(ChunkList& list, std::span<const RecordId> run) noexcept;
 
  private:
+  // A later life gives no generation of the former one, and as many as this of none are lost to it.
+  static constexpr uint64_t GENERATIONS_STEP = uint64_t{1} << 20;
+
+  void write_seal(RecordId id, HolderId writer) noexcept;
+  void raise_generations_end(uint64_t generation) noexcept;
+
   const uint32_t capacity_;
   uint32_t alive_ = 0;
   uint32_t end_ = 0;
-  LazyArray<ChunkRecord> records_;  // constructed up to `end_`
+  const std::optional<KeptRegion> kept_;
+  std::optional<LazyArray<ChunkRecord>> own_, copy_;
+  ChunkRecord* records_;  // constructed up to `end_`
+  RecordSeal* const seals_;
+  uint64_t generations_end_;
   RecordId first_free_;
 };
 

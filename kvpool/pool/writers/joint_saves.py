@@ -313,7 +313,9 @@ class JointSaves:
             return False
         made = None
         if chain is not None:
-            made = self._directory.reserve_more(chain.reservation, asked.packed, now_ns, may_wait=may_wait, is_run=True)
+            made = self._directory.reserve_more(
+                chain.reservation, asked.packed, now_ns, may_wait=may_wait, is_run=True, is_joint=True
+            )
             if made.states[:1] == bytes([SaveState.PENDING]):  # a whole save goes on behind this chain
                 chain = made = None
         if made is None:
@@ -326,6 +328,7 @@ class JointSaves:
                 part.owner,
                 may_wait=may_wait,
                 is_kept=present is not None,
+                is_joint=True,
             )
         for row in _rows_of(asked, made):
             if row.state == SaveState.RESERVED:

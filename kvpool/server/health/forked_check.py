@@ -16,6 +16,7 @@ import resource
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgpack
@@ -28,14 +29,20 @@ READ_BYTES = 1 << 20
 Report = dict[str, Any]
 
 
-async def check_in_child(verify: Callable[[], Report]) -> Report:
-    """The report of `verify`, made in another process. Raises OSError where there is no memory for one."""
+async def check_in_child(
+    verify: Callable[[], Report], *, copied: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Report:
+    """The report of `verify`, made in another process. Raises OSError or MemoryError where there is no memory for one.
+
+    `copied`: while it is entered there is a copy of what a child would not have.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     parent = os.getpid()
     try:
-        pid = _fork()
-        if pid == 0:
-            _report_and_end(verify, writer=writer, parent=parent)
+        with copied():
+            pid = _fork()
+            if pid == 0:
+                _report_and_end(verify, writer=writer, parent=parent)
     except BaseException:
         os.close(reader)
         raise
