@@ -24,6 +24,7 @@ from kvpool.checks.scrub import Scrub
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.ids import EPOCH_BYTES, PROBE_MODEL, ConnectionId, NamespaceId
+from kvpool.index.holders import Holder, process_of
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
@@ -97,6 +98,7 @@ class Pool:
             is_kept=self.kept.is_wanted,
             former_arena=None if former is None else former.arena,
         )
+        self.former_holders: dict[int, Holder] = {}
         self.life_page: LifePage | None = None
         if self.kept.is_wanted:
             self.life_page = LifePage.create() if former is None else former.life_page
@@ -205,9 +207,12 @@ class Pool:
             return
         files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
         self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections)
+        for namespace in self.namespaces.all():
+            self.kept.note_namespace(namespace)
         if former is not None:
             taken = take_over(former, self._directory, self.namespaces, self._clock)
             self.kept.note_taken(taken.describe())
+            self.former_holders = {holder.number: holder for holder in former.book.holders}
             for holder in former.book.holders:
                 self.kept.note_holder(holder)
             self._priority_expiry.look()
@@ -259,6 +264,29 @@ class Pool:
     def memory(self) -> ArenaMemory:
         """The shared memory that clients map."""
         return self._dram.memory
+
+    @property
+    def life(self) -> int:
+        """The number of this life, among those of one arena; 0 where it can have no next one."""
+        return 0 if self.life_page is None else self.kept.life
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody keeps the memory for a next life."""
+        return self.kept.is_kept
+
+    @property
+    def first_connection(self) -> int:
+        """The lowest number of a connection that names nobody of a former life."""
+        return self.kept.first_holder
+
+    def note_holder(self, connection: ConnectionId, pid: int, user: int) -> None:
+        """An engine's connection may write from now on, by this process."""
+        self.kept.note_holder(Holder(connection, process_of(pid), self.epoch, user))
+
+    def forget_holder(self, connection: int) -> None:
+        """A connection, of this life or a former one, can write no more."""
+        self.kept.forget_holder(connection)
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""

@@ -1,7 +1,7 @@
 """Takeover: a former life's chunks become this one's, where they lie. Control thread only, before anybody is served.
 
-Namespaces are opened anew from the former book, under numbers of this life; the native directory reads the former records. No byte
-of payload is read: each load compares checksums as ever.
+Namespaces are opened anew from the former book, under numbers of this life; the native directory reads the former records. No
+byte of payload is read: each load compares checksums as ever.
 """
 
 import logging
@@ -34,7 +34,9 @@ class Takeover:
 
     def describe(self) -> str:
         """On one line."""
-        left = {field.name: getattr(self, field.name) for field in fields(self)[2:] if not field.name.endswith("_bytes")}
+        left = {
+            field.name: getattr(self, field.name) for field in fields(self)[2:] if not field.name.endswith("_bytes")
+        }
         shown = ", ".join(f"{count} {name}" for name, count in left.items() if count)
         return f"{self.taken} chunks, {format_size(self.taken_bytes)}" + (f"; not taken: {shown}" if shown else "")
 

@@ -5,8 +5,8 @@
 
 It waits where its last lives ended early and a service manager restarts it (`lives`). The socket appears with SERVING. In
 DRAINING new connections and reservations are refused, and reservations under way may still be committed. Chunks that DRAM alone
-has stay in memory that is kept, or are written down beside them and after, for the lower tiers' stop timeout at most. Control thread only, but for the pre-fault, transfer,
-self-probe and HTTP threads that it starts and joins.
+has stay in memory that is kept, or are written down beside them and after, for the lower tiers' stop timeout at most. Control
+thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -204,7 +204,9 @@ class App:
         await daemon.supervision.end_probe()  # and with it the self-probe's chunk, which nobody misses
         server = daemon.config.server
         deadline = Deadline(server.stop_timeout, self._clock)
-        is_restart = self._signals.stopped_by == signal.SIGINT  # by the unit; of a keeper process it makes no difference
+        is_restart = (
+            self._signals.stopped_by == signal.SIGINT
+        )  # by the unit; of a keeper process it makes no difference
         is_kept = server.stop == "keep" and pool.kept.keeps_through(is_restart=is_restart)
         writing = asyncio.ensure_future(
             pool.demote_all(

@@ -180,13 +180,14 @@ def check_memory_fits(
     config: DramConfig,
     further_entries: int,
     root: Path = Path("/"),
+    *,
     upper: kvpool_native.DirectoryGeometry | None = None,
     resident_bytes: int = 0,
 ) -> None:
     """Raises MemoryError where this machine lacks the memory that arena and index need.
 
-    `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`. `resident_bytes`: of an arena that
-    is there already.
+    `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`. `resident_bytes`: of an
+    arena that is there already.
     """
     free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
 
@@ -211,7 +212,9 @@ def _pages_of(arena: kvpool_native.Mapping, huge_pages: str) -> tuple[str, str]:
     """The mode of the pages of a former life's arena, and why they are not those of the configuration (else empty)."""
     if os.fstat(arena.fd).st_blksize == HUGE_PAGE_BYTES:
         return "hugetlb", ""
-    shortfall = "dram.huge_pages is hugetlb, and the arena of the life before has none" if huge_pages == "hugetlb" else ""
+    shortfall = (
+        "dram.huge_pages is hugetlb, and the arena of the life before has none" if huge_pages == "hugetlb" else ""
+    )
     return "base" if huge_pages == "off" else "collapse", shortfall
 
 

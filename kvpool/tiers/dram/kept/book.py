@@ -71,8 +71,8 @@ class BookContent:
 class Book:
     """The book of this life. `descriptor`: its file."""
 
-    def __init__(self, head: Fields, places: int) -> None:
-        """`places`: for holders. Raises OSError or BookFull."""
+    def __init__(self, head: Fields, places: int, last_holder: int = 0) -> None:
+        """`places`: for holders; `last_holder`: the highest number that a former life has given. Raises OSError or BookFull."""
         assert 0 < places <= PLACES_MAX
         self._log_at = _log_at(places)
         self._size = self._log_at + LOG_BYTES
@@ -83,11 +83,12 @@ class Book:
         self._end = self._log_at
         self._free = list(range(places - 1, -1, -1))
         self._place_of: dict[int, int] = {}
-        self._last_holder = 0
+        self._last_holder = last_holder
         entry = _entry({**head, "places": places})
         if len(entry) > HEAD_BYTES_MAX:
             raise BookFull
         self._write(MAGIC + entry, 0)
+        self._write(_LAST.pack(last_holder), LAST_AT)
 
     def __repr__(self) -> str:
         return f"<Book {self._end - self._log_at} bytes of namespaces, {len(self._place_of)} holders>"
@@ -176,6 +177,11 @@ def read_book(descriptor: int) -> BookContent:
     holders = tuple(one for one in places_read if one is not None)
     last = max([last, *(one.number for one in holders)])
     return BookContent(head, namespaces, holders, len(places_read) - len(holders), last, attempts)
+
+
+def revoke_book(descriptor: int) -> None:
+    """No life may believe this book any more, whoever still has it."""
+    os.pwrite(descriptor, _MARKS.pack(0, 0), MARKS_AT)
 
 
 def note_attempt(descriptor: int, attempts: int) -> None:

@@ -21,8 +21,8 @@ from kvpool.ids import PAGE_BYTES
 from kvpool.index.holders import Process, has_ended
 from kvpool.keys import KEY_FORMAT_VERSION
 from kvpool.tiers.dram.kept.book import BadBook, BookContent, note_attempt, read_book
-from kvpool.tiers.dram.kept.life_page import LifePage
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, name_of
+from kvpool.tiers.dram.kept.life_page import LifePage
 
 # Of book, records and index together: raised with whatever a former life may have left otherwise.
 FORMAT = 1
@@ -88,9 +88,7 @@ def lives_in(found: Table[str, int]) -> list[int]:
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
-def find_former(
-    found: Table[str, int], terms: Terms, geometry: kvpool_native.DirectoryGeometry
-) -> FormerMemory:
+def find_former(found: Table[str, int], terms: Terms, geometry: kvpool_native.DirectoryGeometry) -> FormerMemory:
     """The former memory among descriptors by name, which stay the caller's. Raises ColdStart."""
     if not found:
         raise ColdStart("nothing is kept")

@@ -23,10 +23,10 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.index.holders import Holder, process_of
 from kvpool.index.namespaces import Namespace
-from kvpool.tiers.dram.kept.book import Book, BookFull
+from kvpool.tiers.dram.kept.book import Book, BookFull, revoke_book
 from kvpool.tiers.dram.kept.former import ColdStart, FormerMemory, Terms, files_in_book, find_former, lives_in, terms_of
-from kvpool.tiers.dram.kept.life_page import LifePage
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, Keeper, KeeperFault, name_of
+from kvpool.tiers.dram.kept.life_page import LifePage
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class KeptMemory:
     def __init__(
         self, keeper: Keeper | None, domain_tag: bytes, clock: Clock, *, why_nobody: str = "", why_cold: str = ""
     ) -> None:
-        """`why_nobody`: why there is no keeper; `why_cold`: why this life does not go on from another one. Empty: for nothing."""
+        """`why_nobody`: why there is no keeper; `why_cold`: why this life goes on from no other one. Empty: for nothing."""
         self._keeper = keeper
         self._domain_tag = domain_tag
         self._clock = clock
@@ -60,6 +60,7 @@ class KeptMemory:
         self._why_cold = why_cold
         self._taken = ""
         self.life = 0
+        self.first_holder = 1
         self.former: FormerMemory | None = None
         self.reason = ""
         self.is_kept = False
@@ -89,10 +90,14 @@ class KeptMemory:
             except (KeeperFault, ColdStart) as error:
                 self.reason = str(error)
             kept = self._names_of(self.former.number) if self.former is not None else []
-            self._drop([name for name in found if name not in kept])
             self._lasting = [name for name in kept if name not in (ARENA, LIFE_PAGE)]
-            for descriptor in found.values():
+            for name, descriptor in found.items():
+                if name.startswith(BOOK) and name not in kept:
+                    revoke_book(descriptor)  # its memory goes out of date, even if the keeper should keep it
                 os.close(descriptor)
+            self._drop([name for name in found if name not in kept])
+        if self.former is not None:
+            self.first_holder = self.former.book.last_holder + 1
         if self.reason:
             log.info("dram begins empty: %s", self.reason)
         return self.former
@@ -109,7 +114,7 @@ class KeptMemory:
             "since_ns": self._since_ns,
         }
         try:
-            self._book = Book(head, places)
+            self._book = Book(head, places, self.first_holder - 1)
         except (OSError, BookFull) as error:
             self.end(f"there is no memory for its book: {error}")
             return
@@ -195,12 +200,14 @@ class KeptMemory:
     def end(self, reason: str) -> None:
         """Keep this life's memory no more: what the keeper has is dropped. Logged once."""
         log.warning("dram is not kept for the next start: %s", reason)
+        self.drop()
         self._book, self.former = None, None
         self.note_lost(reason)
-        self.drop()
 
     def drop(self) -> None:
-        """Have the keeper drop everything of this life and the former one."""
+        """Have the keeper drop everything of this life and the former one, which nobody may believe any more if it does not."""
+        if self._book is not None:
+            revoke_book(self._book.descriptor)
         if self.life:
             self._drop([*self._names_of(self.life), *self._lasting])
         self.is_kept = False
