@@ -13,14 +13,14 @@ from tests.faults.rigs.workload import CHAIN, chain_tokens
 from tests.rigs.daemon import SMALL, Start, wait_connected
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
-# Of everything that the engines save: room for all of it and for what nobody may use yet, or for a part.
-ROOM = {"all": 3.0, "a part": 0.3}
-in_both_rooms = pytest.mark.parametrize("room", ROOM)
+# Of everything that the engines save: room for all of it and for what nobody may use yet, or for a part, also with an SSD tier.
+ROOM = {"all": 3.0, "a part": 0.3, "over a disk": 0.3}
+DISK = {"ssd__capacity": "64MiB", "ssd__checkpoint_interval": "100ms"}
 
 
 @pytest.mark.slow
-@in_both_rooms
-@pytest.mark.parametrize("kills", [pytest.param(6, id="some"), *batches(25, of=500)])
+@pytest.mark.parametrize("room", ROOM)
+@pytest.mark.parametrize("kills", [pytest.param(6, id="some"), *batches(25, of=350)])
 def test_all_that_was_visible_at_a_kill_is_there_afterwards(
     start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
 ) -> None:
@@ -30,7 +30,7 @@ def test_all_that_was_visible_at_a_kill_is_there_afterwards(
 
 
 @pytest.mark.slow
-@in_both_rooms
+@pytest.mark.parametrize("room", ["all", "a part"])
 @pytest.mark.parametrize("kills", [pytest.param(4, id="some"), *batches(25, of=50)])
 def test_a_daemon_without_kept_memory_begins_empty(
     start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
@@ -72,8 +72,11 @@ def test_without_its_keeper_a_killed_daemon_begins_empty_and_is_kept_again(
 def _lives(start_daemon: Start, folder: Path, seed: int, room: str, *, survives: bool) -> Lives:
     capacity = int(ROOM[room] * sum(prompts.payload_bytes for prompts in all_prompts()))
     options = {"dram__capacity": f"{capacity}B", "dram__segment": "512KiB", "server__stop_timeout": "1s"}
+    has_disk = room == "over a disk"
+    if has_disk:
+        options |= {"ssd__path": str(folder / "ssd"), **DISK}
     daemon = start_daemon(**options, **(KEPT if survives else {}))
-    return Lives(daemon, folder, seed, survives=survives, evicts=room != "all")
+    return Lives(daemon, folder, seed, survives=survives, evicts=room != "all", has_disk=has_disk)
 
 
 def _live(lives: Lives, kills: int, summary: Callable[[str], None]) -> None:

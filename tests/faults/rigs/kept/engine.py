@@ -44,13 +44,14 @@ class Engine:
             )
             for prompts in prompts_of(number)
         }
+        self._noise = np.full(CHAIN * max(prompts.layout.chunk_bytes for prompts in self._pools), 0x5A, np.uint8)
         self._steps: dict[Callable[[Prompts, kv.Pool], None], int] = {
             self._save: 40,
             self._save_slowly: 10,
             self._load: 20,
             self._load_slowly: 5,
             self._retain: 5,
-            self._abort: 5,
+            self._abort: 10,
             self._flush: 2,
         }
 
@@ -141,9 +142,16 @@ class Engine:
             pool.retain(keys, [kv.TokenRange(0, None, self._dice.randrange(101), self._dice.choice([None, 0.2, 60.0]))])
 
     def _abort(self, prompts: Prompts, pool: kv.Pool) -> None:
-        if prompts.model != SETS:
-            keys = pool.keys(np.arange(prompts.layout.chunk_tokens * CHAIN) + self._dice.randrange(1 << 20))
-            pool.save(keys, from_=payload_of(keys, prompts.layout)).abort()
+        """A save of what nobody has, of bytes that are nobody's, which is never committed."""
+        if prompts.model == SETS:
+            return
+        layout = prompts.layout
+        keys = pool.keys(np.arange(layout.chunk_tokens * CHAIN) + self._dice.randrange(1 << 20))
+        self._ledger.note("A", prompts.model)
+        with pool.save(keys, from_=self._noise[: CHAIN * layout.chunk_bytes].reshape(CHAIN, -1)) as save:
+            for layer in range(layout.layers):
+                save.layer(layer)
+                _pause(self._dice.uniform(0.0, PAUSE_S_MAX / layout.layers))
 
     def _flush(self, prompts: Prompts, pool: kv.Pool) -> None:
         """All of a model that nobody else saves; of the one that is there for long rarely."""
@@ -155,7 +163,7 @@ class Engine:
                 report = admin.flush(pool.model, None)
         except (KVPoolError, OSError):
             return
-        if not report["skipped"]:
+        if report["durable"] and not report["skipped"]:
             self._ledger.note("E", prompts.model)
 
 

@@ -6,9 +6,11 @@ A chunk is found by it if and only if it was visible at the kill: what a new lif
 from collections.abc import Mapping
 
 import kvpool_client as kv
+from kvpool.states import Level
 from tests.faults.rigs.kept.prompts import SETS, Prompts
 from tests.rigs.sets import names_of
 
+IN_DRAM = bytes([Level.DRAM])
 Found = dict[tuple[str, int], int]
 
 
@@ -23,7 +25,7 @@ class Watcher:
         self._index = session.index
 
     def found(self) -> Found:
-        """How many leading chunks of each chain the index of that life has now, or had at its death."""
+        """How many leading chunks of each chain the index of that life has now in DRAM, or had at its death."""
         return {
             (prompts.model, number): self._find(prompts, pool, number)
             for prompts, pool in self._pools.items()
@@ -33,5 +35,7 @@ class Watcher:
     def _find(self, prompts: Prompts, pool: kv.Pool, number: int) -> int:
         if prompts.model == SETS:
             roots = pool._sets._roots_of(0)
-            return int(self._index.probe(roots, names_of(number))[0] > 0)
-        return len(self._index.lookup(prompts.keys(pool, number).columns()[0]))
+            levels = self._index.probe(roots, names_of(number))
+        else:
+            levels = self._index.lookup(prompts.keys(pool, number).columns()[0])
+        return len(levels) - len(levels.lstrip(IN_DRAM))

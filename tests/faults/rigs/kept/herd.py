@@ -4,6 +4,7 @@ One thread. Invariant: an engine is going, paused, or stopped while it was going
 """
 
 import contextlib
+import random
 import select
 import signal
 import subprocess
@@ -31,6 +32,7 @@ class EngineProcess:
         self._arguments = [socket, str(ledger), str(number)]
         self._seed = seed
         self._log = ledger.with_suffix(".log")
+        self.ledger = ledger
         self.is_going = self.is_stopped = False
 
     def begin(self) -> None:
@@ -142,6 +144,11 @@ class Herd:
         self.pause()
         for engine in self.engines:
             engine.finish()
+
+    def choose_writer(self, dice: random.Random) -> EngineProcess:
+        """One that is in the middle of a save, if there is any."""
+        writers = [engine for engine in self.engines if self.ledgers.is_saving(engine.ledger)]
+        return dice.choice(writers or self.engines)
 
     def wait_saved(self, saves: int) -> None:
         """Until so many further saves were acknowledged."""

@@ -1,6 +1,7 @@
 """Ledger: what one engine was answered about its saves and flushes, written so that a kill of the engine loses no line.
 
     B model number     a save begins: its chunks may be stored from now on
+    A model            a save begins that will be aborted
     S model number n   the daemon has acknowledged n leading chunks: stored or present
     F model            a flush begins: chunks may be gone from now on
     E model            the daemon has flushed all of it
@@ -36,6 +37,8 @@ class Account:
         """Take a line into account."""
         verb, model, *numbers = line.split()
         known = self.chains[model]
+        if verb == "A":
+            return
         if verb == "W":
             self.wrong.append(line)
         elif verb == "F":
@@ -80,6 +83,7 @@ class LedgerReader:
                 self.account.add(line)
         return self.account
 
-    def forget_chains(self) -> None:
-        """Nothing is known of any chain: everything was flushed, or its memory is gone."""
-        self.read().chains.clear()
+    def is_saving(self, path: Path) -> bool:
+        """Whether the last that it said is that a save begins."""
+        lines = path.read_text().splitlines() if path.exists() else []
+        return bool(lines) and lines[-1][0] in "AB"

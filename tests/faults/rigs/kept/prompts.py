@@ -16,6 +16,8 @@ from tests.rigs.sets import names_of, rows_for
 ENGINES = 4
 CHAIN = 6
 LARGE = kv.Layout(layers=5, kv_heads=4, head_dim=16, dtype="float16", chunk_tokens=32)
+# A layer of a chain takes a millisecond to copy: a process that is stopped has begun many of those, and ended few.
+HUGE = kv.Layout(layers=3, kv_heads=16, head_dim=256, dtype="float16", chunk_tokens=64)
 SETS = "sets"
 REVISION = "1"
 
@@ -73,8 +75,8 @@ def wrong_chunks(keys: kv.KeyChain, rows: "np.typing.NDArray[np.uint8]") -> int:
 
 
 def all_prompts() -> list[Prompts]:
-    """Of every engine: one model that all share, one of its own, one that it flushes often, and a set."""
-    return [Prompts("shared", SMALL, 30), Prompts(SETS, SMALL, 60), *_of_engines()]
+    """Of every engine: two models and a set that all share, a model of its own, and one that it flushes often."""
+    return [Prompts("shared", SMALL, 30), Prompts("huge", HUGE, 1), Prompts(SETS, SMALL, 60), *_of_engines()]
 
 
 def prompts_of(engine: int) -> list[Prompts]:
