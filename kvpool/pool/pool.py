@@ -24,6 +24,7 @@ from kvpool.checks.scrub import Scrub
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.ids import EPOCH_BYTES, PROBE_MODEL, ConnectionId, NamespaceId
+from kvpool.index.holders import Holder, process_of
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
@@ -47,6 +48,7 @@ from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connectio
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
 from kvpool.pool.sharing.sharing import Sharing
+from kvpool.pool.takeover import take_over
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
@@ -57,6 +59,8 @@ from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.waiting_room import Room
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.dram.kept.kept_memory import KeptMemory, LifeFiles
+from kvpool.tiers.dram.kept.life_page import LifePage
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.transfer.workers import Workers, call_later
@@ -66,27 +70,45 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
+HOLDERS_FOR_EACH = 2  # connection that may be open: those of former lives whose writers may still write count, too
 _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
 class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS, kept: KeptMemory | None = None
+    ) -> None:
+        """`kept`: what outlives this process, and what it has of a former one; None: nothing."""
         self._clock = clock
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_tiers(config, kinds)
         self.geometry = plan_geometry(config.dram, plans.further_entries, plans.region)
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
-        self._dram = DramTier(self.geometry, config.dram, self.epoch)
+        self.kept = KeptMemory(None, b"", clock) if kept is None else kept
+        former = self.kept.take_memory(config, self.geometry)
+        resident_bytes = 0 if former is None else former.resident_bytes
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.region, resident_bytes=resident_bytes)
+        self._dram = DramTier(
+            self.geometry,
+            config.dram,
+            self.epoch,
+            is_kept=self.kept.is_wanted,
+            former_arena=None if former is None else former.arena,
+        )
+        self.former_holders: dict[int, Holder] = {}
+        self.life_page: LifePage | None = None
+        if self.kept.is_wanted:
+            self.life_page = LifePage.create() if former is None else former.life_page
         self._directory = self._dram.directory
         server = config.server
         bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
         self.namespaces = Namespaces(self._directory, server.user_quota)
+        self.namespaces.on_made, self.namespaces.on_given_back = self.kept.note_namespace, self.kept.forget_namespace
         self._joined: dict[ConnectionId, _Joined] = {}
         self._room = Room()
         side = ArenaSide(self._dram, self.namespaces, clock, self._note_room)
@@ -170,12 +192,32 @@ class Pool:
         The tiers begin to open when the caller next waits: reading a catalogue must not delay the socket.
         """
         self.journal.watch(asyncio.get_running_loop())
+        self._begin_life()
         if self._config.dram.prefault:
             await self._begin_prefault()
         else:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
         self._tiering.start()
+
+    def _begin_life(self) -> None:
+        """Take over what a former life has left, and have this one's memory kept. Nothing of the arena changes before."""
+        former, records = self.kept.former, self._dram.records
+        if self.life_page is None or records is None:
+            return
+        files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
+        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections)
+        for namespace in self.namespaces.all():
+            self.kept.note_namespace(namespace)
+        if former is not None:
+            taken = take_over(former, self._directory, self.namespaces, self._clock)
+            self.kept.note_taken(taken.describe())
+            self.former_holders = {holder.number: holder for holder in former.book.holders}
+            for holder in former.book.holders:
+                self.kept.note_holder(holder)
+            self._priority_expiry.look()
+        self.kept.hand_over()
+        self.life_page.begin_life(self.kept.life)
 
     async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
@@ -222,6 +264,29 @@ class Pool:
     def memory(self) -> ArenaMemory:
         """The shared memory that clients map."""
         return self._dram.memory
+
+    @property
+    def life(self) -> int:
+        """The number of this life, among those of one arena; 0 where it can have no next one."""
+        return 0 if self.life_page is None else self.kept.life
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody keeps the memory for a next life."""
+        return self.kept.is_kept
+
+    @property
+    def first_connection(self) -> int:
+        """The lowest number of a connection that names nobody of a former life."""
+        return self.kept.first_holder
+
+    def note_holder(self, connection: ConnectionId, pid: int, user: int) -> None:
+        """An engine's connection may write from now on, by this process."""
+        self.kept.note_holder(Holder(connection, process_of(pid), self.epoch, user))
+
+    def forget_holder(self, connection: int) -> None:
+        """A connection, of this life or a former one, can write no more."""
+        self.kept.forget_holder(connection)
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""
@@ -298,7 +363,8 @@ class Pool:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
         tiers = sorted({**self._tiering.names, Level.DRAM: Level.DRAM.name.lower()}.items())
-        return info | {"tiers": [name for _, name in tiers]} | self._tiering.info() | self.journal.info()
+        own = {"tiers": [name for _, name in tiers], **self.kept.report()}
+        return info | own | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""

@@ -29,6 +29,7 @@ BACKLOG = 4
 # The variables that the process gets: they say where the interpreter's own libraries are.
 _VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 _FD_BYTES = 4
+_BLOCK_BYTES = 512  # of st_blocks
 assert FILES_MAX == keeper_process.FILES_MAX
 
 
@@ -184,3 +185,20 @@ class OwnKeeper:
                 raise KeeperGone("it has ended")
             raise KeeperFault(" ".join(words[1:]) if words[0] == "no" else "too few descriptors are left here")
         return words[1:], descriptors
+
+
+def drop_everything(socket_path: str) -> int | None:
+    """Have the keeper process of a socket without a daemon drop what it has, and end; the bytes of memory that were in it. None
+    where there is no such process. Raises KeeperFault."""
+    keeper = OwnKeeper(socket_path, 0)
+    try:
+        found = keeper.take_memory()
+        if not keeper.pid:
+            return None
+        kept_bytes = sum(os.fstat(descriptor).st_blocks * _BLOCK_BYTES for descriptor in found.values())
+        for descriptor in found.values():
+            os.close(descriptor)
+        keeper.drop_memory(found)
+    finally:
+        keeper.close()
+    return kept_bytes

@@ -1,6 +1,6 @@
 """Book: what the next life must know of this one, in a memory file of its own that only the daemon has.
 
-    page 0      magic:8 head entry …            marks at MARKS_AT: complete:u64 attempts:u64
+    page 0      magic:8 head entry …            marks at MARKS_AT: complete:u64 attempts:u64 last number of a holder:u64
     page 1 on   holders, PLACE_BYTES each       whoever may be writing the arena, as connections come and go
     behind      namespaces, appended            their model and layout, by the number that records have
 
@@ -29,12 +29,14 @@ from kvpool.index.holders import Holder, Process
 from kvpool.layout import Layout
 
 MAGIC = b"kvpbook1"
-MARKS_AT = PAGE_BYTES - 16
+MARKS_AT = PAGE_BYTES - 24
+LAST_AT = MARKS_AT + 16
 # The file is sparse: it takes the pages that were written.
 LOG_BYTES = 64 << 20
 HEAD_BYTES_MAX = MARKS_AT - len(MAGIC)
 PLACES_MAX = 1 << 18  # of holders: beyond twice the connections that may be configured
 _MARKS = struct.Struct("<QQ")
+_LAST = struct.Struct("<Q")
 _PREFIX = struct.Struct("<II")
 _PLACE = struct.Struct(f"<IIQ{EPOCH_BYTES}sI24x")
 _CRC = struct.Struct("<I")
@@ -55,19 +57,22 @@ class BadBook(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BookContent:
-    """A book as another life reads it. `namespaces`: model and layout by number; `attempts`: lives that read it before."""
+    """A book as another life reads it. `namespaces`: model and layout by number; `damaged_holders`: places that have none and
+    are not free; `last_holder`: the highest number that was entered; `attempts`: lives that read it before."""
 
     head: Fields
     namespaces: dict[int, tuple[str, Layout]]
     holders: tuple[Holder, ...]
+    damaged_holders: int
+    last_holder: int
     attempts: int
 
 
 class Book:
     """The book of this life. `descriptor`: its file."""
 
-    def __init__(self, head: Fields, places: int) -> None:
-        """`places`: for holders. Raises OSError or BookFull."""
+    def __init__(self, head: Fields, places: int, last_holder: int = 0) -> None:
+        """`places`: for holders; `last_holder`: the highest number that a former life has given. Raises OSError or BookFull."""
         assert 0 < places <= PLACES_MAX
         self._log_at = _log_at(places)
         self._size = self._log_at + LOG_BYTES
@@ -78,21 +83,23 @@ class Book:
         self._end = self._log_at
         self._free = list(range(places - 1, -1, -1))
         self._place_of: dict[int, int] = {}
+        self._last_holder = last_holder
         entry = _entry({**head, "places": places})
         if len(entry) > HEAD_BYTES_MAX:
             raise BookFull
         self._write(MAGIC + entry, 0)
+        self._write(_LAST.pack(last_holder), LAST_AT)
 
     def __repr__(self) -> str:
         return f"<Book {self._end - self._log_at} bytes of namespaces, {len(self._place_of)} holders>"
 
     def add_namespace(self, number: int, model: str, layout: Layout) -> None:
         """Enter a namespace, before it has chunks. One that had the number before has none any more. Raises BookFull."""
-        entry = _entry([number, model, layout.to_wire()])
-        if self._end + len(entry) > self._size:
-            raise BookFull
-        self._write(entry, self._end)
-        self._end += len(entry)
+        self._append([number, model, layout.to_wire()])
+
+    def remove_namespace(self, number: int) -> None:
+        """Enter that a number stands for no namespace any more. Raises BookFull."""
+        self._append([number])
 
     def enter_holder(self, holder: Holder) -> None:
         """Enter a connection, before it may write. REQUIRES: it is not there. Raises BookFull."""
@@ -103,6 +110,9 @@ class Book:
         process = holder.process
         packed = _PLACE.pack(holder.number, process.pid, process.start, holder.epoch, holder.user)
         self._write(packed + _CRC.pack(kvpool_native.crc32c(packed)), PAGE_BYTES + place * PLACE_BYTES)
+        if holder.number > self._last_holder:
+            self._last_holder = holder.number
+            self._write(_LAST.pack(holder.number), LAST_AT)
         self._place_of[holder.number] = place
 
     def remove_holder(self, number: int) -> None:
@@ -119,6 +129,13 @@ class Book:
     def close(self) -> None:
         """Close the file; whoever else has it keeps it."""
         os.close(self.descriptor)
+
+    def _append(self, body: object) -> None:
+        entry = _entry(body)
+        if self._end + len(entry) > self._size:
+            raise BookFull
+        self._write(entry, self._end)
+        self._end += len(entry)
 
     def _write(self, data: bytes, offset: int) -> None:
         try:
@@ -146,13 +163,25 @@ def read_book(descriptor: int) -> BookContent:
     table = os.pread(descriptor, places * PLACE_BYTES, PAGE_BYTES)
     log_at = _log_at(places)
     log = os.pread(descriptor, os.lseek(descriptor, log_at, os.SEEK_HOLE) - log_at, log_at)
-    namespaces = {}
+    namespaces: dict[int, tuple[str, Layout]] = {}
     try:
-        for number, model, wire in _bodies(log):
-            namespaces[int(number)] = str(model), Layout.from_wire(wire)
+        for number, *identity in _bodies(log):
+            namespaces.pop(number, None)
+            if identity:
+                model, wire = identity
+                namespaces[int(number)] = str(model), Layout.from_wire(wire)
     except (TypeError, ValueError) as error:
         raise BadBook(f"a namespace in its book is none: {error}") from error
-    return BookContent(head, namespaces, tuple(_holders(table)), attempts)
+    (last,) = _LAST.unpack_from(page, LAST_AT)
+    places_read = list(_holders(table))
+    holders = tuple(one for one in places_read if one is not None)
+    last = max([last, *(one.number for one in holders)])
+    return BookContent(head, namespaces, holders, len(places_read) - len(holders), last, attempts)
+
+
+def revoke_book(descriptor: int) -> None:
+    """No life may believe this book any more, whoever still has it."""
+    os.pwrite(descriptor, _MARKS.pack(0, 0), MARKS_AT)
 
 
 def note_attempt(descriptor: int, attempts: int) -> None:
@@ -184,9 +213,11 @@ def _bodies(log: bytes) -> Iterator[Any]:
         at += _PREFIX.size + length
 
 
-def _holders(table: bytes) -> Iterator[Holder]:
+def _holders(table: bytes) -> Iterator[Holder | None]:
+    """What the places have that are not free; None: a damaged one."""
     for at in range(0, len(table) - PLACE_BYTES + 1, PLACE_BYTES):
         packed = table[at : at + _PLACE.size]
         number, pid, start, epoch, user = _PLACE.unpack(packed)
-        if number and _CRC.unpack_from(table, at + _PLACE.size)[0] == kvpool_native.crc32c(packed):
-            yield Holder(number, Process(pid, start), epoch, user)
+        if table[at : at + PLACE_BYTES].count(0) != PLACE_BYTES:
+            is_whole = _CRC.unpack_from(table, at + _PLACE.size)[0] == kvpool_native.crc32c(packed)
+            yield Holder(number, Process(pid, start), epoch, user) if is_whole else None

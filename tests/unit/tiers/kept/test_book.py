@@ -54,6 +54,23 @@ def test_a_number_that_is_given_again_stands_for_the_later_namespace(book: Book)
     assert read_book(book.descriptor).namespaces == {3: ("after", SMALL)}
 
 
+def test_a_namespace_that_was_given_back_is_none(book: Book) -> None:
+    for number in range(3):
+        book.add_namespace(number, "model", SMALL)
+    book.remove_namespace(1)
+    book.mark_complete()
+    assert set(read_book(book.descriptor).namespaces) == {0, 2}
+
+
+def test_the_highest_number_of_a_holder_stays_when_it_has_gone(book: Book) -> None:
+    for number in (3, 9, 5):
+        book.enter_holder(_holder(number))
+    book.remove_holder(9)
+    book.mark_complete()
+    content = read_book(book.descriptor)
+    assert (content.last_holder, content.damaged_holders) == (9, 0)
+
+
 def test_a_book_that_was_not_finished_is_not_believed(book: Book) -> None:
     book.add_namespace(0, "model", SMALL)
     with pytest.raises(BadBook, match="never finished"):
@@ -127,6 +144,7 @@ def test_flipped_bits_are_never_another_entry(book: Book) -> None:
             assert found.head == expected.head
             assert found.namespaces.items() <= expected.namespaces.items()
             assert set(found.holders) <= set(expected.holders)
+            assert found.damaged_holders >= len(expected.holders) - len(found.holders)
         os.pwrite(book.descriptor, clean[bit // 8 : bit // 8 + 1], bit // 8)
     assert 0 < refused < 1000
 
