@@ -1,31 +1,34 @@
 """A daemon that is killed anywhere under four engines: no wrong byte, no acknowledged chunk missing, no slot lost for good."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.rigs.batches import batches
-from tests.faults.rigs.kept.keepers import KEPT, end_keeper, keeper_of
 from tests.faults.rigs.kept.lives import Lives
 from tests.faults.rigs.kept.prompts import all_prompts
 from tests.faults.rigs.workload import CHAIN, chain_tokens
-from tests.rigs.daemon import SMALL, Start, wait_connected
+from tests.rigs.daemon import SMALL, Daemon, wait_connected
+from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.payload import assert_right_bytes, load_all, store
 
 # Of everything that the engines save: room for all of it and for what nobody may use yet, or for a part, also with an SSD tier.
 ROOM = {"all": 3.0, "a part": 0.3, "over a disk": 0.3}
-DISK = {"ssd__capacity": "64MiB", "ssd__checkpoint_interval": "100ms"}
+DISK = {"ssd.capacity": "256MiB", "ssd.checkpoint_interval": "100ms"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ROOM)
 @pytest.mark.parametrize("kills", [pytest.param(6, id="some"), *batches(25, of=350)])
 def test_all_that_was_visible_at_a_kill_is_there_afterwards(
-    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
+    tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
 ) -> None:
-    lives = _lives(start_daemon, tmp_path, seed, room, survives=True)
-    _live(lives, kills, summary)
+    with KeptDaemon(tmp_path, **_options(room, tmp_path)) as daemon:
+        lives = Lives(daemon, tmp_path, seed, survives=True, evicts=room != "all", has_disk=room == "over a disk")
+        _live(lives, kills, summary)
     assert lives.tally.checked > 0, "chunks outlived kills"
 
 
@@ -33,50 +36,45 @@ def test_all_that_was_visible_at_a_kill_is_there_afterwards(
 @pytest.mark.parametrize("room", ["all", "a part"])
 @pytest.mark.parametrize("kills", [pytest.param(4, id="some"), *batches(25, of=50)])
 def test_a_daemon_without_kept_memory_begins_empty(
-    start_daemon: Start, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
+    tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, room: str
 ) -> None:
-    _live(_lives(start_daemon, tmp_path, seed, room, survives=False), kills, summary)
+    with Daemon(tmp_path, **_options(room, tmp_path)) as daemon:
+        _live(Lives(daemon, tmp_path, seed, survives=False, evicts=room != "all"), kills, summary)
 
 
 @pytest.mark.parametrize("is_keeper_first", [False, True], ids=["daemon first", "keeper first"])
 def test_without_its_keeper_a_killed_daemon_begins_empty_and_is_kept_again(
-    start_daemon: Start, is_keeper_first: bool
+    tmp_path: Path, is_keeper_first: bool
 ) -> None:
-    daemon = start_daemon(**KEPT)
-    with daemon.connect() as pool:
+    with KeptDaemon(tmp_path) as daemon, daemon.connect() as pool:
         keys = pool.keys(chain_tokens(1))
         assert store(pool, keys).stored == CHAIN
-        keeper = keeper_of(daemon)
-        if is_keeper_first:
-            end_keeper(keeper)
-        daemon.kill()
-        end_keeper(keeper)
+        keeper = daemon.keeper_of_running
+        ends = [daemon.kill, lambda: os.kill(keeper.pid, signal.SIGKILL)]
+        for end in reversed(ends) if is_keeper_first else ends:
+            end()
+        daemon.wait_keeper_ended(keeper)
         daemon.start()
-        assert daemon.info()["dram_began"].startswith("empty: ")
+        assert daemon.began().startswith("empty: ")
         assert daemon.stats()["dram.chunks"] == 0
         assert daemon.problems() == []
         wait_connected(pool)
         assert pool.lookup(keys).chunks == 0
         assert store(pool, keys).stored == CHAIN
-        keeper = keeper_of(daemon)
         daemon.kill()
         daemon.start()
-    with daemon.connect() as pool:
-        result, into = load_all(pool, keys)
-        assert result.chunks == CHAIN
-        assert_right_bytes(keys, SMALL, result, into)
-    assert daemon.problems() == []
-    end_keeper(keeper)
+        with daemon.connect() as again:
+            result, into = load_all(again, keys)
+            assert result.chunks == CHAIN
+            assert_right_bytes(keys, SMALL, result, into)
+        assert daemon.problems() == []
 
 
-def _lives(start_daemon: Start, folder: Path, seed: int, room: str, *, survives: bool) -> Lives:
+def _options(room: str, folder: Path) -> dict[str, str]:
+    """Of a daemon with such room."""
     capacity = int(ROOM[room] * sum(prompts.payload_bytes for prompts in all_prompts()))
-    options = {"dram__capacity": f"{capacity}B", "dram__segment": "512KiB", "server__stop_timeout": "1s"}
-    has_disk = room == "over a disk"
-    if has_disk:
-        options |= {"ssd__path": str(folder / "ssd"), **DISK}
-    daemon = start_daemon(**options, **(KEPT if survives else {}))
-    return Lives(daemon, folder, seed, survives=survives, evicts=room != "all", has_disk=has_disk)
+    options = {"dram.capacity": f"{capacity}B", "dram.segment": "512KiB", "server.stop_timeout": "1s"}
+    return {**options, "ssd.path": str(folder / "ssd"), **DISK} if room == "over a disk" else options
 
 
 def _live(lives: Lives, kills: int, summary: Callable[[str], None]) -> None:

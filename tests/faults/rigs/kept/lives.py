@@ -17,7 +17,6 @@ from kvpool.errors import KVPoolError
 from kvpool.failpoint import FAILPOINTS
 from tests.faults.rigs.kept.former_life import Found, Watcher
 from tests.faults.rigs.kept.herd import Herd
-from tests.faults.rigs.kept.keepers import end_keeper, keeper_of
 from tests.faults.rigs.kept.prompts import REVISION, all_prompts
 from tests.faults.rigs.tiered import is_dead
 from tests.rigs.daemon import Daemon, wait_until
@@ -64,7 +63,6 @@ class Lives:
             for prompts in all_prompts()
         }
         self.tally = Tally()
-        self._keeper = 0
         self._watch()
 
     def __enter__(self) -> "Lives":
@@ -72,8 +70,6 @@ class Lives:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        if self._keeper:
-            end_keeper(self._keeper)
 
     def end_one(self) -> None:
         """Work, a kill, perhaps another one in the middle of the next start, and what is there then."""
@@ -96,7 +92,8 @@ class Lives:
 
     def finish(self) -> None:
         """The engines end, everything is flushed: every slot is free."""
-        if is_dead(self._daemon):
+        if self._daemon.environment:  # this life may end at a point
+            self._daemon.kill()
             self._start()
         self._herd.finish()
         with contextlib.suppress(AssertionError):  # what is held says more
@@ -132,8 +129,6 @@ class Lives:
         wait_until(lambda: is_dead(self._daemon) or self._is_seen(), "every Pool is connected to this life")
         if not is_dead(self._daemon):
             self._watcher = Watcher(self._pools)
-            if self._survives and not self._daemon.environment:
-                self._keeper = keeper_of(self._daemon)
 
     def _is_seen(self) -> bool:
         with contextlib.suppress(KVPoolError, OSError):

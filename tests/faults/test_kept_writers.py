@@ -1,0 +1,91 @@
+"""A writer that is stopped in the middle of a copy while its daemon dies: nobody gets its slots before it writes no more."""
+
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults.rigs.batches import batches
+from tests.faults.rigs.kept.prompts import CHAIN, HUGE
+from tests.faults.rigs.tiered import let_pass
+from tests.rigs.daemon import Daemon, spawn, wait_until
+from tests.rigs.kept_daemon import KeptDaemon
+from tests.rigs.payload import chunk_bytes_of, load_all, store, tokens_of
+
+MODEL = {"model": "writers", "revision": "1"}
+# Room for what the writer has and for as much of others'.
+CAPACITY = f"{2 * CHAIN * HUGE.chunk_bytes}B"
+WORK_S_MAX = 0.1
+# Copies chains one after another and commits none, in one life of the daemon; then it waits for a line.
+WRITER = """
+import sys, numpy as np, kvpool_client as kv
+from tests.faults.rigs.kept.prompts import CHAIN, HUGE
+pool = kv.connect(sys.argv[1], model="writers", revision="1", layout=HUGE, timeout_s=20.0)
+noise = np.full((CHAIN, HUGE.chunk_bytes), 0x5A, np.uint8)
+number = 0
+for line in sys.stdin:
+    while not pool.connected:
+        pass
+    epoch = pool.epoch
+    print("writes", flush=True)
+    while pool.epoch == epoch:
+        number += 1
+        keys = pool.keys(np.arange(CHAIN * HUGE.chunk_tokens) + 1_000_000 * number)
+        with pool.save(keys, from_=noise) as save:
+            for layer in range(HUGE.layers):
+                save.layer(layer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_ended", [False, True], ids=["goes on", "ends"])
+@pytest.mark.parametrize("kills", [pytest.param(3, id="some"), *batches(20, of=100)])
+def test_a_stopped_writer_of_a_former_life_writes_to_nobodys_chunk(
+    tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int, is_ended: bool
+) -> None:
+    dice = random.Random(seed)
+    withheld = 0
+    with KeptDaemon(tmp_path, **{"dram.capacity": CAPACITY}) as daemon:
+        for number in range(0, kills, 1 if is_ended else kills):
+            with spawn(WRITER, daemon.socket) as writer:
+                for again in range(1 if is_ended else kills):
+                    _write(writer)
+                    let_pass(dice.uniform(0.0, WORK_S_MAX))
+                    withheld += _outlive_a_kill(daemon, writer, number + again, is_ended=is_ended)
+    summary(f"{kills} kills, {withheld} slots withheld after them")
+    assert withheld > 0, "a writer was stopped while it wrote"
+
+
+def _write(writer: "subprocess.Popen[str]") -> None:
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.write("go\n")
+    writer.stdin.flush()
+    assert writer.stdout.readline() == "writes\n"
+
+
+def _outlive_a_kill(daemon: Daemon, writer: "subprocess.Popen[str]", number: int, *, is_ended: bool) -> int:
+    """Stop the writer, kill the daemon, fill DRAM, have the writer go on or end; how many slots were withheld from others."""
+    writer.send_signal(signal.SIGSTOP)
+    daemon.kill()
+    daemon.start()
+    withheld = int(daemon.stats()["dram.withheld_slots"])
+    with daemon.connect(layout=HUGE, **MODEL) as pool:
+        keys = pool.keys(tokens_of(number, 2 * CHAIN * HUGE.chunk_tokens))
+        stored = store(pool, keys).stored
+        assert stored == 2 * CHAIN - withheld, "each slot is somebody's"
+        writer.send_signal(signal.SIGKILL if is_ended else signal.SIGCONT)
+        wait_until(lambda: daemon.stats()["dram.withheld_slots"] == 0, "the writer is known to have stopped")
+        result, into = load_all(pool, keys)
+        assert result.chunks == stored
+        for chunk in range(stored):
+            assert np.array_equal(into[chunk], chunk_bytes_of(keys[chunk], HUGE.chunk_bytes)), f"chunk {chunk}"
+        assert store(pool, keys).stored == withheld, "what was withheld is anybody's"
+        assert daemon.problems() == []
+        with daemon.admin() as admin:
+            admin.flush(None, None)
+    return withheld
