@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.faults.rigs.batches import batches
+from tests.faults.rigs.kept.former_life import withheld_slots
 from tests.faults.rigs.kept.prompts import CHAIN, HUGE
 from tests.faults.rigs.tiered import let_pass
 from tests.rigs.daemon import Daemon, spawn, wait_until
@@ -23,6 +24,7 @@ WORK_S_MAX = 0.1
 # Copies chains one after another and commits none, in one life of the daemon; then it waits for a line.
 WRITER = """
 import sys, numpy as np, kvpool_client as kv
+from tests.faults.rigs.kept.former_life import withheld_slots
 from tests.faults.rigs.kept.prompts import CHAIN, HUGE
 pool = kv.connect(sys.argv[1], model="writers", revision="1", layout=HUGE, timeout_s=20.0)
 noise = np.full((CHAIN, HUGE.chunk_bytes), 0x5A, np.uint8)
@@ -73,13 +75,13 @@ def _outlive_a_kill(daemon: Daemon, writer: "subprocess.Popen[str]", number: int
     writer.send_signal(signal.SIGSTOP)
     daemon.kill()
     daemon.start()
-    withheld = int(daemon.stats()["dram.withheld_slots"])
+    withheld = withheld_slots(daemon)
     with daemon.connect(layout=HUGE, **MODEL) as pool:
         keys = pool.keys(tokens_of(number, 2 * CHAIN * HUGE.chunk_tokens))
         stored = store(pool, keys).stored
         assert stored == 2 * CHAIN - withheld, "each slot is somebody's"
         writer.send_signal(signal.SIGKILL if is_ended else signal.SIGCONT)
-        wait_until(lambda: daemon.stats()["dram.withheld_slots"] == 0, "the writer is known to have stopped")
+        wait_until(lambda: not withheld_slots(daemon), "the writer is known to have stopped")
         result, into = load_all(pool, keys)
         assert result.chunks == stored
         for chunk in range(stored):

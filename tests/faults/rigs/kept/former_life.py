@@ -8,10 +8,16 @@ from collections.abc import Mapping
 import kvpool_client as kv
 from kvpool.states import Level
 from tests.faults.rigs.kept.prompts import SETS, Prompts
+from tests.rigs.daemon import Daemon
 from tests.rigs.sets import names_of
 
 IN_DRAM = bytes([Level.DRAM])
 Found = dict[tuple[str, int], int]
+
+
+def withheld_slots(daemon: Daemon) -> int:
+    """How many slots nobody may use, because a former life's writers may still write to them."""
+    return int(daemon.info().get("dram_withheld_slots", 0))
 
 
 class Watcher:

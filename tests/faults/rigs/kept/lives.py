@@ -15,7 +15,7 @@ from pathlib import Path
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.failpoint import FAILPOINTS
-from tests.faults.rigs.kept.former_life import Found, Watcher
+from tests.faults.rigs.kept.former_life import Found, Watcher, withheld_slots
 from tests.faults.rigs.kept.herd import Herd
 from tests.faults.rigs.kept.prompts import REVISION, all_prompts
 from tests.faults.rigs.tiered import is_dead
@@ -111,8 +111,8 @@ class Lives:
     def _held(self) -> dict[str, object]:
         """What of an idle daemon's counts is not 0, and connections that are not of this process."""
         stats = self._daemon.stats()
-        names = ("leases", "reservations", "dram.writing_chunks", "dram.zombie_slots", "dram.withheld_slots")
-        held = {name: stats[name] for name in names if stats.get(name)}
+        names = ("leases", "reservations", "dram.writing_chunks", "dram.zombie_slots")
+        held = {name: stats[name] for name in names if stats[name]}
         others = int(stats["connections"]) - len(self._pools) - 1
         return {**held, "connections": others} if others else held
 
@@ -207,7 +207,7 @@ class Lives:
         assert self._daemon.problems() == []
         stats = self._daemon.stats()
         assert self._evicts or stats["evicted_chunks"] == 0, "there is room for all of it"
-        self.tally.withheld_max = max(self.tally.withheld_max, int(stats.get("dram.withheld", 0)))
+        self.tally.withheld_max = max(self.tally.withheld_max, withheld_slots(self._daemon))
 
     def _find_all(self) -> Found:
         """How many leading chunks of each chain are found."""
