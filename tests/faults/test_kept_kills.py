@@ -46,13 +46,16 @@ def test_a_daemon_without_kept_memory_begins_empty(
 def test_without_its_keeper_a_killed_daemon_begins_empty_and_is_kept_again(
     tmp_path: Path, is_keeper_first: bool
 ) -> None:
-    with KeptDaemon(tmp_path) as daemon, daemon.connect() as pool:
+    daemon = KeptDaemon(tmp_path)
+    with daemon, daemon.connect() as pool:
         keys = pool.keys(chain_tokens(1))
         assert store(pool, keys).stored == CHAIN
         keeper = daemon.keeper_of_running
-        ends = [daemon.kill, lambda: os.kill(keeper.pid, signal.SIGKILL)]
-        for end in reversed(ends) if is_keeper_first else ends:
-            end()
+        if is_keeper_first:
+            os.kill(keeper.pid, signal.SIGKILL)
+        daemon.kill()
+        if not is_keeper_first:
+            os.kill(keeper.pid, signal.SIGKILL)
         daemon.wait_keeper_ended(keeper)
         daemon.start()
         assert daemon.began().startswith("empty: ")

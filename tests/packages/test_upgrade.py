@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.daemon import PROGRAM, wait_until
+from tests.rigs.kept_daemon import KeptDaemon
 
 HERE = Path(__file__).parent
 NEWER = "9999.1"
@@ -51,19 +52,19 @@ def _install(wheel: Path, folder: Path) -> Path:
     python = folder / "bin/python"
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(install, check=True, timeout=120)
+    words = ["--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=120)
     return python
 
 
-class InstalledDaemon(Daemon):
+class InstalledDaemon(KeptDaemon):
     """A daemon of whichever environment is asked for."""
 
     python: Path
 
     def command(self) -> list[str]:
         """Of that environment alone."""
-        return [str(self.python), "-I", "-m", "kvpool.cli.kvpoold", *super().command()[3:]]
+        return [str(self.python), "-I", "-m", "kvpool.cli.kvpoold", *super().command()[len(PROGRAM) :]]
 
 
 @pytest.fixture
@@ -76,13 +77,10 @@ def pythons(built: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def daemon(pythons: tuple[Path, Path], tmp_path: Path) -> Iterator[InstalledDaemon]:
     """One whose memory a keeper has."""
-    daemon = InstalledDaemon(tmp_path, **{"server.keep_memory": "keeper", "server.keep_for": "60s"})
+    daemon = InstalledDaemon(tmp_path)
     daemon.python = pythons[0]
     with daemon:
         yield daemon
-        with daemon.admin() as admin:
-            admin.flush(None, None)
-        assert daemon.stop() == 0
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
@@ -91,7 +89,7 @@ def test_dram_is_warm_after_an_upgrade(
 ) -> None:
     older, newer = pythons
     end = tmp_path / "end"
-    client = [older, "-I", HERE / "steady_client.py", daemon.socket, end]
+    client = [str(older), "-I", str(HERE / "steady_client.py"), daemon.socket, str(end)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(subprocess.Popen(client, stdout=subprocess.PIPE, text=True))
         stack.callback(engine.kill)
