@@ -340,6 +340,10 @@ class IndexView:
         """
 
     @property
+    def is_taken_over(self) -> bool:
+        """Whether a later life of the daemon has the arena."""
+
+    @property
     def count(self) -> int: ...
 
     @property

@@ -300,6 +300,7 @@ void bind_index_view(nb::module_& module) {
             return index.covers(SlotAddress::unpacked(slot), extents);
           },
           "slot"_a, "extents"_a, "Whether the slot and checksums of so many extents have words in the index.")
+      .def_prop_ro("is_taken_over", &IndexView::is_taken_over, "Whether a later life of the daemon has the arena.")
       .def_prop_ro("count", &IndexView::count)
       .def_prop_ro("epoch", [](const IndexView& index) {
         const std::string epoch = index.epoch();

@@ -121,6 +121,9 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // Whether the slot has words in the index, and as many extents have checksums there now.
   [[nodiscard]] bool covers(SlotAddress slot, uint32_t extents) const noexcept;
 
+  // Whether a later life has the arena: nothing of this index counts any more.
+  [[nodiscard]] bool is_taken_over() const noexcept { return life_ && life_->page.life() != life_->number; }
+
   [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
   [[nodiscard]] uint64_t count() const noexcept;
   [[nodiscard]] std::string epoch() const;  // 16 bytes

@@ -339,7 +339,7 @@ uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {
   const SlotWords* const words = words_at(slot);
   const uint64_t generation = words == nullptr ? 0 : load_acquire(words->generation);
   // The life is read last: bytes that were read before were read in it.
-  return life_ && life_->page.life() != life_->number ? 0 : generation;
+  return is_taken_over() ? 0 : generation;
 }
 
 uint32_t IndexView::checksum_at(SlotAddress slot, uint32_t extent) const noexcept {
