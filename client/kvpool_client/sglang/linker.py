@@ -55,7 +55,7 @@ Levels = npt.NDArray[np.uint8]
 
 
 class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class is untyped here
-    """See the module. Raises InvalidArgument where its configuration is wrong."""
+    """See the module. Raises ConfigError where its configuration is wrong."""
 
     def __init__(
         self,

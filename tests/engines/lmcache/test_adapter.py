@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.errors import LayoutMismatch
 from kvpool_client.engines import weights
-from kvpool_client.lmcache import Settings, locks, model_weights
+from kvpool_client.lmcache import locks, model_weights
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -663,35 +663,6 @@ def test_the_objects_of_a_prompts_end_are_evicted_first_of_all_ranks(
     assert 0 < sum(found) < 16
     assert abs(prefixes[0] - prefixes[1]) <= 1
     controller.adapter.submit_unlock(both)
-
-
-def test_settings_that_are_wrong_are_named_at_once() -> None:
-    wrong = {"sockt": "/x", "revision": 1, "timeout_s": 0, "copy_threads": 1.5, "priority": True, "socket": ""}
-    with pytest.raises(InvalidArgument) as caught:
-        Settings.read(wrong)
-    text = str(caught.value)
-    assert text.startswith("l2-adapter adapter_params: ")
-    assert all(name in text for name in (*wrong, "is no setting, did you mean socket", "expected 0.001..3600"))
-    assert Settings.read({"socket": "/run/x.sock"}).task_timeout_s == 10.0
-    with pytest.raises(
-        InvalidArgument, match=r"task_timeout_s is 121, expected 0.001..120"
-    ):  # LMCache frees after 300 s
-        Settings.read({"task_timeout_s": 121})
-
-
-@pytest.mark.parametrize(
-    ("params", "fault"),
-    [
-        ({"socket": "kvpool.sock"}, "socket is 'kvpool.sock', expected an absolute path"),
-        ({"revision": " \t"}, "revision is ' \\t', expected a name, or none"),
-        ({"timeout_s": 11}, "timeout_s is 11, expected no more than task_timeout_s, 10.0"),
-        ({"task_timeout_s": 0.5}, "timeout_s is 1.0, expected no more than task_timeout_s, 0.5"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(params: dict[str, object], fault: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        Settings.read(params)
-    assert str(caught.value) == f"l2-adapter adapter_params: {fault}"
 
 
 def test_the_status_has_each_form_and_is_connected_once_a_daemon_answers(daemon: Daemon, start: Start) -> None:

@@ -48,7 +48,8 @@ def start_hybrid(weights: str) -> Any:
         ) -> HybridController:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": weights}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "revision": weights}
+            extra |= {"timeout_s": TIMEOUT_S, "batch_timeout_s": TIMEOUT_S}
             config = standin.StorageConfig(extra_config=extra | fields.pop("extra", {}), **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]
             made.append(backend)

@@ -121,7 +121,7 @@ class Engine:
             "revision": "1",
             "model": kind,
             "updates_are_named": True,
-            "scheduler_timeout_s": 20.0,
+            **dict.fromkeys(("timeout_s", "scheduler_timeout_s", "batch_timeout_s"), 20.0),
         }
         config = LINKER | {"linker_extra_config": extra}
         self.linker = create_unified_cache_linker(

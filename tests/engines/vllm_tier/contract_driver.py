@@ -19,7 +19,7 @@ from tests.engines.vllm_tier.engine_files import open_files
 from tests.engines.vllm_tier.region import ROW_BYTES, TOKENS, bytes_of, keys_of
 from tests.rigs.daemon import Daemon
 
-SETTINGS: dict[str, Any] = {"revision": "1", "timeout_s": 60.0}
+SETTINGS: dict[str, Any] = {"revision": "1", "timeout_s": 60.0, "batch_timeout_s": 60.0}
 NAP_S = 0.001
 
 

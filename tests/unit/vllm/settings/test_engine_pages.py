@@ -13,6 +13,8 @@ import pytest
 
 from kvpool.config.config import OPTIONS
 from kvpool.states import LoadReason, SaveState
+from kvpool_client.engines.settings import kinds_of
+from kvpool_client.lmcache.settings import Settings as LMCacheSettings
 from kvpool_client.sglang.settings import Settings as SGLangSettings
 from kvpool_client.trtllm import settings as tensorrt_llm
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES
@@ -23,10 +25,10 @@ from kvpool_tools.cli.kvpoolctl import MODULES
 ROOT = Path(__file__).parents[4]
 CLIENT = ROOT / "client" / "kvpool_client"
 OVERVIEW = ROOT / "docs" / "engines.md"
-PAGES = {page.stem: page for page in (OVERVIEW, ROOT / "docs" / "engines" / "vllm.md")}
+PAGES = {page.stem: page for page in (OVERVIEW, *sorted((ROOT / "docs" / "engines").glob("*.md")))}
 # What the overview has of an engine without a page of its own.
 SECTIONS = {"sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
-VARIABLES = {*tensorrt_llm._TEXTS, *tensorrt_llm._NUMBERS}
+VARIABLES = {name.upper() for name in kinds_of(tensorrt_llm.Settings, tensorrt_llm._OWN)}
 LABELS = {name: label for name, label, _ in FAMILIES}
 # The prefixes of the labels under which refusals, failed calls and ends of loads are counted.
 PREFIXES = ("refused_", "failed_", "loads_")
@@ -55,7 +57,7 @@ def troubles(engine: str) -> Iterator[list[str]]:
             yield cells
 
 
-@pytest.mark.parametrize("page", sorted({OVERVIEW, *OVERVIEW.parent.glob("engines/*.md")}), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_settings_in_a_pages_commands_are_json(page: Path) -> None:
     commands = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     given = [words for command in commands for words in re.findall(r"'(\{.*?\})'", command, re.DOTALL)]
@@ -98,6 +100,7 @@ def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
     ("page", "prefix", "settings"),
     [
         ("vllm", PREFIX, {field.name for field in fields(VLLMSettings)}),
+        ("lmcache", "", {field.name for field in fields(LMCacheSettings)}),
         ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket", "source"}),
         ("tensorrt-llm", tensorrt_llm.PREFIX, VARIABLES),
     ],
