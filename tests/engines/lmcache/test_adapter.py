@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvpool.errors import LayoutMismatch
-from kvpool_client.engines import weights
+from kvpool_client.engines import lease_size, weights
 from kvpool_client.lmcache import locks, model_weights
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
@@ -573,6 +573,61 @@ def test_a_load_into_memory_that_is_freed_meanwhile_ends(
     controller._wait(controller.adapter.get_load_event_fd())
     assert controller.adapter.query_load_result(task).bits == [False, False]
     assert ended == [True]
+
+
+def test_a_load_is_watched_while_the_next_lease_is_waited_for(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next objects come from a slow disk, and LMCache frees those that are just being written."""
+    from kvpool_client.verbs.load import Load
+
+    monkeypatch.setattr(lease_size, "CHUNKS_AT_ONCE", 1)
+    controller = start(daemon)
+    keys = controller.keys(1, 2)
+    controller.store(keys)
+    objects = [controller.l1.allocate() for _ in keys]
+    acquire, waited = lease_size.LeaseSize.acquire_set, Load.wait_watched
+    asked, is_brought, ended = list[int](), threading.Event(), list[bool]()
+
+    def bring(size: Any, names: Any) -> Any:
+        asked.append(len(names))
+        if len(asked) == 2:
+            assert is_brought.wait(60)
+        return acquire(size, names)
+
+    def free_and_wait(load: Load, stall: Any, deadline: Any) -> Any:
+        if stall is not None:
+            _freed(controller, objects[:1])
+            ended.append(stall.has_lasted())
+        result = waited(load, stall, deadline)
+        is_brought.set()
+        return result
+
+    monkeypatch.setattr(lease_size.LeaseSize, "acquire_set", bring)
+    monkeypatch.setattr(Load, "wait_watched", free_and_wait)
+    task = controller.adapter.submit_load_task(keys, objects)
+    controller._wait(controller.adapter.get_load_event_fd())
+    assert controller.adapter.query_load_result(task).bits == [False, False]
+    assert (asked, ended) == ([1, 1], [True])
+    wait_until(lambda: _held(daemon) == 0, "what was leased ahead is released")
+
+
+def test_more_objects_than_dram_has_room_for_are_loaded_from_the_ssd_tier(
+    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
+) -> None:
+    """A lease leaves out what finds no room, and the next ones bring it."""
+    options = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "64MiB", "ssd__admission": "all"}
+    daemon = start_daemon(dram__capacity="4MiB", **options)
+    daemon.wait_open()
+    controller, large = start(daemon), Desc([Shape((2, 256, 8, 64))], [BFLOAT16])
+    keys = controller.keys(*range(16))
+    for key in keys:
+        controller.l1 = type(controller.l1)()
+        wait_until(lambda key=key: controller.store([key], desc=large) >= 0, "stored")  # type: ignore[misc]
+    controller.l1 = type(controller.l1)(16 * 256 * SIZE)
+    assert controller.load(keys, large) == [True] * 16
+    wait_until(lambda: _held(daemon) == 0, "the leases have ended")
+    assert daemon.problems() == []
 
 
 def test_objects_that_overlap_are_not_loaded_and_a_key_twice_is(daemon: Daemon, start: Start) -> None:

@@ -245,7 +245,8 @@ class TierJobs:
             try:
                 revision = self._identity.revision.find()
                 if revision is not None:
-                    self._rows = RowStore(self._settings, self._identity.name, revision, self._identity.layout)
+                    name, layout = self._identity.name, self._identity.layout
+                    self._rows = RowStore(self._settings, self._guard, model=name, revision=revision, layout=layout)
             except (InvalidArgument, LayoutMismatch) as error:
                 self._refuse(error)
             except ENGINE_FAILURES as error:  # no thread or descriptor is left: a later request tries again
