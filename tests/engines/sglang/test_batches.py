@@ -183,6 +183,18 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
     ]
 
 
+def test_a_save_has_as_many_pages_as_find_room_by_their_bytes(
+    large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = HostPool(pages=PAGES)
+    monkeypatch.setattr(lease_size, "BYTES_AT_ONCE", 20 * pool.kv_buffer.nbytes // PAGES)
+    controller, keys = start_sglang(large, pool), page_keys(9, PAGES)
+    _filled(controller, keys)
+    frames.take()
+    assert controller.backend.batch_set_v1(keys, pool.slots(range(PAGES))) == [True] * PAGES
+    assert frames.take()[0] == [m.Reserve, m.Commit] * 3
+
+
 def test_pages_for_which_a_lease_has_no_room_are_leased_once_others_are_released(
     start_daemon: Callable[..., Daemon], start_sglang: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,6 +407,34 @@ def test_behind_a_reset_nothing_is_found_unless_updates_are_named(module: Any, d
         assert named.linker.lookup("a", [kv(keys)]) == [], "others may be without, too"
 
 
+def test_ranks_of_an_engine_have_its_own_name_together(
+    module: Any, daemon: Daemon, weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they have come as far: what one has stored behind a further reset, the other one does not find."""
+    monkeypatch.setattr(module, "_drawn_word", lambda *_: "drawn")
+    keys, later = page_keys(1, PAGES), page_keys(2, 1)
+    with Rank(module, daemon.socket) as first, Rank(module, daemon.socket) as second:
+        first.flush_cache()
+        second.flush_cache()
+        assert first.offload(keys, range(PAGES))
+        assert second.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        first.flush_cache()
+        assert first.offload(later, range(1))
+        assert second.linker.lookup("b", [kv(later)]) == [], "of a reset that is still before it"
+        assert second.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        second.flush_cache()
+        assert second.linker.lookup("b", [kv(later)]) == [1]
+        assert second.linker.lookup("a", [kv(keys)]) == []
+        weights.weight_version = "second"
+        assert [rank.linker.lookup("c", [kv(later)]) for rank in (first, second)] == [[], []]
+        for rank in (first, second):
+            rank.wait_connected()
+        assert first.offload(keys, range(PAGES))
+        assert second.linker.lookup("d", [kv(keys)])[-1] == PAGES
+        weights.weight_version = "third"
+        assert second.linker.lookup("d", [kv(keys)]) == []
+
+
 @pytest.mark.parametrize("are_named", [False, True])
 @pytest.mark.parametrize("call", ["lookup", "load", "offload"])
 def test_a_version_that_changes_is_seen_in_every_call(

@@ -9,8 +9,9 @@ import pytest
 
 from kvpool_client.engines.lease_size import LeaseSize
 from kvpool_client.named_keys import Names
+from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
-from tests.engines.vllm_tier.region import Region, Start, keys_of
+from tests.engines.vllm_tier.region import ROW_BYTES, Region, Start, keys_of
 from tests.rigs.daemon import Daemon, wait_until
 
 # Twice as many as DRAM has room for.
@@ -91,3 +92,18 @@ def test_rows_that_no_lease_brings_end_as_absent_after_a_bounded_number_of_lease
     assert region.load(keys).good == ()
     assert region.counts() == {"failed_chunks_absent": 20}
     assert sum(map(len, asked)) == 20 * 8
+
+
+def test_a_save_has_as_many_rows_as_find_room_by_their_bytes(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.BYTES_AT_ONCE", 8 * ROW_BYTES + 1)
+    region, keys, sizes, save = start_region(daemon), keys_of(1, 20), list[int](), Pool.save_set
+
+    def noted(pool: Pool, names: Names, *rest: Any, **named: Any) -> Any:
+        sizes.append(len(names))
+        return save(pool, names, *rest, **named)
+
+    monkeypatch.setattr(Pool, "save_set", noted)
+    assert region.store(keys).is_whole
+    assert sizes == [4, 8, 8], "a prompt's end first"
