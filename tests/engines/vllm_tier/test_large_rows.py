@@ -1,6 +1,7 @@
 """Rows that are many for DRAM, or slow to come from the SSD: what one lease leaves out, the next ones bring."""
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,37 @@ def test_a_save_has_as_many_rows_as_find_room_by_their_bytes(
     monkeypatch.setattr(Pool, "save_set", noted)
     assert region.store(keys).is_whole
     assert sizes == [4, 8, 8], "a prompt's end first"
+
+
+def test_without_a_thread_for_the_next_lease_all_rows_are_loaded(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.CHUNKS_AT_ONCE", 8)
+    region, keys = start_region(daemon), keys_of(1, 20)
+    assert region.store(keys).is_whole
+    assert region.jobs._rows is not None
+    region.jobs._rows._set_loads.close()
+    assert region.load(keys).good == tuple(keys)
+
+
+def test_a_load_that_breaks_leaves_no_lease(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.CHUNKS_AT_ONCE", 8)
+    region, keys, acquired = start_region(daemon), keys_of(1, 20), threading.Semaphore(0)
+    assert region.store(keys).is_whole
+    acquire = LeaseSize.acquire_set
+
+    def counted(size: LeaseSize, names: Names) -> Lease:
+        lease = acquire(size, names)
+        acquired.release()
+        return lease
+
+    def lacking(*_: Any, **__: Any) -> Any:
+        assert all(acquired.acquire(timeout=60) for _ in range(2)), "the next rows are leased, too"
+        raise MemoryError
+
+    monkeypatch.setattr(LeaseSize, "acquire_set", counted)
+    monkeypatch.setattr(Pool, "load_set", lacking)
+    assert region.load(keys).good == ()
+    wait_until(lambda: daemon.stats()["leases"] == 0, "both leases have ended")
