@@ -369,6 +369,7 @@ def _rank(socket: str) -> dict[str, Any]:
     for _, buffer in engine.buffers():
         buffer.fill_(-1)
     req, result = engine.match("a", [*tokens, 5])
+    assert result.host_hit_length == len(tokens), result
     slots = engine.restore(req, result)
     engine.forward(req, tokens, slots)
     assert engine.finish() == []
