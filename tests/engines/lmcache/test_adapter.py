@@ -347,7 +347,7 @@ def test_a_flipped_bit_is_a_miss_of_its_object_alone(daemon: Daemon, start: Star
 
 def test_a_daemon_that_is_killed_between_lookup_and_load(start_daemon: Callable[..., Daemon], start: Start) -> None:
     daemon = start_daemon()
-    controller = start(daemon)
+    controller = start(daemon, timeout_s=10.0)
     keys = controller.keys(1, 2, 3)
     controller.store(keys)
     assert controller.lookup(keys) == [True] * 3

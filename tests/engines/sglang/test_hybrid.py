@@ -396,7 +396,7 @@ def test_injected_failures_bring_no_other_bytes(shared_daemon: Daemon, start_hyb
 def test_a_killed_daemon_costs_the_pages_of_every_pool_and_nothing_else(
     daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
-    controller, keys = start_hybrid(daemon, MODELS["all"]()), page_keys(17, 5)
+    controller, keys = start_hybrid(daemon, MODELS["all"](), extra={"timeout_s": 10.0}), page_keys(17, 5)
     assert controller.backup(keys)
     daemon.kill()
     controller.prefetch(keys)

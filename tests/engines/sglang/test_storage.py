@@ -150,7 +150,7 @@ def test_without_a_daemon_everything_is_a_miss_until_it_comes(
 
 
 def test_a_daemon_killed_during_use_costs_the_pages_and_nothing_else(daemon: Daemon, start: Start) -> None:
-    controller, keys = start(daemon), page_keys(8, 5)
+    controller, keys = start(daemon, extra={"timeout_s": 10.0}), page_keys(8, 5)
     _backed_up(controller, keys)
     hits = controller.backend.batch_exists(keys)
     daemon.kill()
