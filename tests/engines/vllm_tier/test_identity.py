@@ -247,6 +247,22 @@ def test_the_configuration_of_whoever_makes_a_tier_is_found() -> None:
     assert Engine.of_caller() == Engine()
 
 
+def test_the_core_that_makes_a_tier_is_found() -> None:
+    class Core:
+        def __init__(self) -> None:
+            self.engine = Scheduler().engine
+
+        def collective_rpc(self) -> None:
+            pass
+
+    class Scheduler:
+        def __init__(self) -> None:
+            self.engine = Engine.of_caller()
+
+    core = Core()
+    assert core.engine == Engine(core=core)
+
+
 def test_an_engine_that_is_refused_misses_and_its_jobs_end(daemon: Daemon, start_region: Start) -> None:
     region = start_region(daemon, revision="", spec=spec_of("org/unknown"))
     keys = keys_of(1, 3)

@@ -20,6 +20,8 @@ from kvpool_client.trtllm import settings as tensorrt_llm
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES
 from kvpool_client.vllm.settings import PREFIX
 from kvpool_client.vllm.settings import Settings as VLLMSettings
+from kvpool_client.vllm.tier import Settings as TierSettings
+from kvpool_client.vllm.tier import metrics as tier_metrics
 from kvpool_tools.cli.kvpoolctl import MODULES
 
 ROOT = Path(__file__).parents[4]
@@ -128,6 +130,26 @@ def test_counters_of_vllm_that_a_page_names_exist(page: str, words: set[str]) ->
 def test_every_counter_of_vllm_is_on_its_page() -> None:
     text = PAGES["vllm"].read_text()
     assert {*LABELS, *COUNTERS} <= set(re.findall(r"`vllm:kvpool_(\w+)`", text))
+
+
+def test_the_tier_has_its_settings_and_counters_on_the_page(words: set[str]) -> None:
+    section = PAGES["vllm"].read_text().partition("\n## The secondary tier\n")[2].partition("\n## ")[0]
+    of_settings, _, of_troubles = section.partition("\n### The tier: troubleshooting\n")
+    known = {field.name for field in fields(TierSettings)} | {"backpressure"}  # vLLM's own
+    table = of_settings.partition("**New weights**")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
+    reasons = {one.name.lower() for one in (*LoadReason, *SaveState)} | {word.partition(":")[0] for word in words}
+    family, shown = "", set()
+    for line in of_troubles.splitlines():
+        cell = line.split(" | ")[1] if line.startswith("| ") else ""
+        for name, reason in re.findall(r"`(\w*)(?:\{reason=\"(\w+)\"\})?`", cell):
+            family = name or family  # further reasons follow
+            if family.startswith("tiering_") or family == "evicted_chunks":
+                continue  # vLLM's and the daemon's
+            assert family in (tier_metrics.BY_REASON if reason else tier_metrics.COUNTERS), line
+            assert not reason or reason in reasons or f"{family}_{reason}" in words, line
+            shown.add(family)
+    assert set(tier_metrics.BY_REASON) <= shown
 
 
 @pytest.mark.parametrize("page", ["sglang", "tensorrt-llm"])
