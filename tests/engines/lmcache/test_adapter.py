@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from kvpool.errors import LayoutMismatch
+from kvpool.states import DRAM
 from kvpool_client.engines import lease_size, weights
 from kvpool_client.lmcache import locks, model_weights
+from kvpool_client.lmcache.object_names import names_of
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -328,7 +330,6 @@ def _only_form(controller: Controller) -> list[Any]:
 
 
 def test_a_flipped_bit_is_a_miss_of_its_object_alone(daemon: Daemon, start: Start) -> None:
-    from kvpool_client.lmcache.object_names import names_of
     from tests.rigs.payload import flip_bit
 
     controller = start(daemon)
@@ -676,6 +677,9 @@ def test_objects_in_the_ssd_tier_are_found_unlocked_and_loaded(
     wait_until(lambda: warm.lookup(keys) == [True] * 20, "found in the tier")
     assert _held(daemon) == 0
     assert warm.load(keys) == [True] * 20
+    # A load has what lands; the daemon counts it as DRAM's a moment later.
+    store = warm.adapter._object_stores.find("tiny", *_only_form(warm))
+    wait_until(lambda: bool((store.probe(names_of(keys)) == DRAM).all()), "they are in DRAM")
     assert warm.lookup(keys) == [True] * 20
     assert _held(daemon) == 1
     warm.adapter.submit_unlock(keys)
