@@ -609,11 +609,8 @@ class Directory:
         `namespaces[former number]`: the number here, or None. GIL released.
         """
 
-    def withheld(self) -> list[tuple[int, int, int]]:
-        """
-        (holder, slots, bytes) of what writers of a former life may still write to. Holder 0: the former daemon itself;
-        2**32 - 1: several, or nobody in particular.
-        """
+    def withheld(self) -> list[Withheld]:
+        """What writers of a former life may still write to, by holder."""
 
     def release_withheld(self, holder: int) -> int:
         """
@@ -958,6 +955,21 @@ class Reserved:
     @property
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
+
+class Withheld:
+    """Slots that a holder of a former life may still write to."""
+
+    @property
+    def holder(self) -> int:
+        """
+        0: the former daemon itself; 2**32 - 1: several, or nobody in particular.
+        """
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
 
 class FormerCounts:
     """What became of the chunks of a former life, each counted once."""

@@ -2,17 +2,17 @@
 
     WITHHELD ──its process has ended, or has connected again and names the connection──► free
 
-A slot that a life leaves in a writer's hands is used for nothing until that writer has stopped: its process is gone, by the
-kernel, or connects again; a client stops its saves before it does. What one connection's slots may be was bounded when they were
-reserved. What several connections wrote together is withheld until all writers have stopped; what nobody is known to have
-written, in a book that is damaged, for good.
+A slot that a life leaves in a writer's hands is used for nothing until that writer has stopped: its process is gone, by
+the kernel, or connects again; a client stops its saves before it does. How many slots one connection may have was bounded
+when they were reserved. What several connections wrote together is withheld until all writers have stopped; what nobody is
+known to have written, in a book that is damaged, for good.
 
-Control thread only. Invariant: while anything is withheld, a look at the processes is scheduled, and `_holders` has every writer
-that is not proven to have stopped; otherwise neither.
+Control thread only. Invariant: while anything is withheld, a look at the processes is scheduled, and `_holders` has every
+writer that is not proven to have stopped; otherwise neither.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kvpool.index.holders import Holder, Process, has_ended
@@ -25,11 +25,30 @@ LOOKED_AT_ONCE = 32
 DAEMON, SEVERAL = 0, (1 << 32) - 1
 
 
+class WithheldShare(Protocol):
+    """What one holder may still write: a `kvpool_native.Withheld`."""
+
+    @property
+    def holder(self) -> int:
+        """Its number, DAEMON or SEVERAL."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Of these."""
+        ...
+
+
 class Withholding(Protocol):
     """The slots that former writers may still write: a `kvpool_native.Directory`."""
 
-    def withheld(self) -> list[tuple[int, int, int]]:
-        """Holder, slots and bytes of what is withheld."""
+    def withheld(self) -> Sequence["WithheldShare"]:
+        """What is withheld, by holder."""
         ...
 
     def release_withheld(self, holder: int) -> int:
@@ -63,9 +82,9 @@ class FormerWriters:
         self._seen = 0  # of `_holders`, in the order of their numbers, up to which one the last look came
         slots.release_withheld(DAEMON)
         if is_book_whole:  # the connection of another one had ended
-            for number, _, _ in slots.withheld():
-                if number not in self._holders and number != SEVERAL:
-                    slots.release_withheld(number)
+            for share in slots.withheld():
+                if share.holder not in self._holders and share.holder != SEVERAL:
+                    slots.release_withheld(share.holder)
         self._release(self._ended_of(self._holders.values()))
 
     def __repr__(self) -> str:
@@ -90,18 +109,20 @@ class FormerWriters:
         if self._release([holder]):
             self._on_room()
 
-    def stats(self) -> dict[str, int]:
-        """Counters, by name."""
+    def report(self) -> dict[str, int]:
+        """For operators: what is withheld, and for how many connections of former lives; nothing where that is nothing."""
         rows = self._slots.withheld()
+        if not rows:
+            return {}
         return {
-            "withheld_slots": sum(slots for _, slots, _ in rows),
-            "withheld_bytes": sum(size for _, _, size in rows),
-            "former_writers": len(self._holders),
+            "dram_withheld_slots": sum(share.slots for share in rows),
+            "dram_withheld_bytes": sum(share.bytes for share in rows),
+            "dram_former_writers": len(self._holders),
         }
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        withheld = {number for number, _, _ in self._slots.withheld()}
+        withheld = {share.holder for share in self._slots.withheld()}
         if not self._is_book_whole:
             return []
         unknown = withheld.difference(self._holders, {SEVERAL})

@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from kvpool.pool.declined_saves import DeclinedSaves
 from kvpool.pool.demote_all import DemoteOrder, demote_all
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
+from kvpool.pool.former_writers import FormerWriters
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import KINDS, Planner, Site, capacities_of, make_tiering, plan_tiers
@@ -98,11 +99,11 @@ class Pool:
             is_kept=self.kept.is_wanted,
             former_arena=None if former is None else former.arena,
         )
-        self.former_holders: dict[int, Holder] = {}
         self.life_page: LifePage | None = None
         if self.kept.is_wanted:
             self.life_page = LifePage.create() if former is None else former.life_page
         self._directory = self._dram.directory
+        self.former_writers = self._make_former_writers(())
         server = config.server
         bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
@@ -212,12 +213,20 @@ class Pool:
         if former is not None:
             taken = take_over(former, self._directory, self.namespaces, self._clock)
             self.kept.note_taken(taken.describe())
-            self.former_holders = {holder.number: holder for holder in former.book.holders}
             for holder in former.book.holders:
                 self.kept.note_holder(holder)
+            self.former_writers = self._make_former_writers(
+                former.book.holders, is_book_whole=not former.book.damaged_holders
+            )
+            self.former_writers.start()
             self._priority_expiry.look()
         self.kept.hand_over()
         self.life_page.begin_life(self.kept.life)
+
+    def _make_former_writers(self, holders: Iterable[Holder], *, is_book_whole: bool = True) -> FormerWriters:
+        return FormerWriters(
+            self._directory, holders, is_book_whole=is_book_whole, forget=self.forget_holder, on_room=self._note_room
+        )
 
     async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
@@ -234,6 +243,7 @@ class Pool:
         """End the threads; False where one is left waiting for a disk. Chunks that only DRAM has end with the process."""
         self._expiry.cancel()
         self._priority_expiry.cancel()
+        self.former_writers.cancel()
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = await self._tiering.close()
@@ -257,8 +267,10 @@ class Pool:
         return {"chunks": count, "left": left, "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, ...]:
-        """The descriptors an engine gets: arena, index, and the table of other nodes' chunks where there is one."""
-        return tuple(one.fd for one in (self._dram.arena, self._dram.index, self.remote_table) if one is not None)
+        """The descriptors an engine gets: arena, index, and, where there are such, the table of other nodes' chunks and the
+        life page."""
+        mapped = tuple(one.fd for one in (self._dram.arena, self._dram.index, self.remote_table) if one is not None)
+        return mapped if self.life_page is None else (*mapped, self.life_page.client_fd)
 
     @property
     def memory(self) -> ArenaMemory:
@@ -363,7 +375,7 @@ class Pool:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
         tiers = sorted({**self._tiering.names, Level.DRAM: Level.DRAM.name.lower()}.items())
-        own = {"tiers": [name for _, name in tiers], **self.kept.report()}
+        own = {"tiers": [name for _, name in tiers], **self.kept.report(), **self.former_writers.report()}
         return info | own | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
@@ -470,7 +482,8 @@ class Pool:
         and checks that itself (`verify_shared`).
         """
         problems = self._directory.verify(with_shared) + self._tiering.verify(with_shared=with_shared)
-        for owner in (self._readers, self._writers, self.hints, self.namespaces, self.journal):
+        owners = (self._readers, self._writers, self.hints, self.namespaces, self.journal, self.former_writers)
+        for owner in owners:
             problems += owner.verify()
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins

@@ -104,8 +104,8 @@ class Link:
         return f"away: {self._fault or (session.end_reason if session is not None else '')}"
 
     def wait_for_session(self, timeout_s: float) -> Session | None:
-        """The living session, once there is one; None where there is none in time: where a daemon has just taken over the memory
-        of the one before, which lets this client in soon."""
+        """The living session, once there is one; None where there is none in time. For where a daemon has just taken over the
+        memory of the one before, and lets this client in soon."""
         if os.getpid() != self._pid:
             return None  # its lock may have been held at the fork
         with self._connected:

@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -16,15 +17,24 @@ EPOCH, USER = b"e" * 16, 1000
 HERE = process_of(os.getpid())
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """See `WithheldShare`."""
+
+    holder: int
+    slots: int
+    bytes: int
+
+
 class Slots:
     """Withheld slots by holder, of 10 bytes each."""
 
     def __init__(self, slots: dict[int, int]) -> None:
         self.slots = slots
 
-    def withheld(self) -> list[tuple[int, int, int]]:
+    def withheld(self) -> "list[Share]":
         """See `Withholding`."""
-        return [(holder, slots, 10 * slots) for holder, slots in sorted(self.slots.items())]
+        return [Share(holder, slots, 10 * slots) for holder, slots in sorted(self.slots.items())]
 
     def release_withheld(self, holder: int) -> int:
         """See `Withholding`."""
@@ -62,7 +72,11 @@ def running() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_slots_of_a_process_that_runs_are_withheld() -> None:
     world = World({5: 3}, {5: HERE})
-    assert world.writers.stats() == {"withheld_slots": 3, "withheld_bytes": 30, "former_writers": 1}
+    assert world.writers.report() == {
+        "dram_withheld_slots": 3,
+        "dram_withheld_bytes": 30,
+        "dram_former_writers": 1,
+    }
     assert world.forgotten == []
     assert world.writers.verify() == []
 
@@ -71,6 +85,7 @@ def test_what_the_former_daemon_wrote_itself_is_free_at_once() -> None:
     world = World({DAEMON: 2}, {5: HERE})
     assert world.slots.slots == {}
     assert world.forgotten == [5], "it holds nothing back"
+    assert world.writers.report() == {}
 
 
 def test_a_process_that_has_ended_writes_no_more_reaped_or_not() -> None:

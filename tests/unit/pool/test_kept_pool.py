@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from kvpool.clock import MonotonicClock
-from kvpool.index.holders import Holder, Process
+from kvpool.index.holders import Process
 from kvpool.keys import DOMAIN_TAG_BYTES
 from kvpool.states import Level
 from kvpool.tiers.dram.kept import former, kept_memory
@@ -360,7 +360,7 @@ def test_what_is_dropped_at_a_stop_is_gone(keeper: MemoryKeeper) -> None:
     assert keeper.kept == {}
 
 
-def test_holders_are_known_to_every_later_life_until_they_are_forgotten(keeper: MemoryKeeper) -> None:
+def test_numbers_of_connections_go_on_over_lives(keeper: MemoryKeeper) -> None:
     async def connect(life: TieredPool) -> None:
         life.pool.note_holder(7, 1, 70)  # type: ignore[arg-type]
         life.pool.note_holder(9, 2, 71)  # type: ignore[arg-type]
@@ -369,27 +369,11 @@ def test_holders_are_known_to_every_later_life_until_they_are_forgotten(keeper: 
     async def nothing(_: TieredPool) -> None:
         return
 
-    first = _life(keeper)
-    _run(first, connect)
-    holder = Holder(
-        7, first.pool.former_holders.get(7, Holder(7, GONE, first.pool.epoch, 70)).process, first.pool.epoch, 70
-    )
+    _run(_life(keeper), connect)
     for _ in range(3):
         life = _life(keeper)
         _run(life, nothing)
-        assert [(one.number, one.epoch, one.user) for one in life.pool.former_holders.values()] == [
-            (7, holder.epoch, 70)
-        ]
         assert life.pool.first_connection == 10
-    last = _life(keeper)
-
-    async def forget(life: TieredPool) -> None:
-        life.pool.forget_holder(7)
-
-    _run(last, forget)
-    after = _life(keeper)
-    _run(after, nothing)
-    assert after.pool.former_holders == {}
 
 
 def test_chunks_of_the_arena_and_below_are_known_in_both(keeper: MemoryKeeper) -> None:
