@@ -62,7 +62,7 @@ bool FormerLife::is_sealed(uint32_t id) const noexcept {
     return false;
   }
   const uint64_t above = has_parent ? records_[seal.parent].generation : 0;
-  return seal.crc == seal_of(of, RecordId(id), seal.parent, above);
+  return seal.crc == seal_of(of, RecordId(id), above);
 }
 
 std::optional<KeptRun> FormerLife::run_at(PageIndex page) const noexcept {

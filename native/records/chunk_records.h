@@ -129,7 +129,7 @@ struct ChunkList {
 };
 
 // The seal of a record, as it stands in such a region, of a chunk behind one of this generation (0: it is the first). Never 0.
-[[nodiscard]] uint32_t seal_of(const ChunkRecord& record, RecordId id, uint32_t parent, uint64_t parent_generation) noexcept;
+[[nodiscard]] uint32_t seal_of(const ChunkRecord& record, RecordId id, uint64_t parent_generation) noexcept;
 
 class ChunkRecords {
  public:

@@ -11,7 +11,8 @@
 // A process may be killed between any two stores, and what it has stored then stands there, in the order of the program. So:
 //   1. A record is good while it is READY, its seal is right and the generation word of its slot in the index is its own. The seal is
 //      stored when the slot is given, the word when the chunk is published; the word is cleared before anything of the record is.
-//   2. The seal has what never changes while a chunk lives. Its last use, its priority and its place in the queues do, and any
+//   2. The seal has the key, generation, page, namespace and place of a record and the generation of its parent, which never change while
+//      a chunk lives; the entry of its run has the geometry. Its last use, its priority and its place in the queues do, and any
 //      value of theirs in range is one that might have been: those are judged by their range alone.
 //   3. A seal names the parent itself: a record is taken out of its parent's children for moments, while victims are looked for.
 //   4. A run is entered before the first of its slots is given, while no record names a page of it. An entry that is out of date is
