@@ -79,6 +79,7 @@ class Daemon:
             f"--set=dram.capacity={dram_capacity}",
             f"--set=ssd.path={directory / 'ssd'}",
             "--set=ssd.create=true",
+            "--set=server.keep_memory=off",  # what an act shows of the SSD tier is not to come from kept memory
             f"--set=ssd.capacity={ssd_capacity}",
             *(member.to_options() if member is not None else ()),
         ]

@@ -270,11 +270,26 @@ class HitNeeds:
     @property
     def runs(self) -> list[int]: ...
 
+class LifePage:
+    """Which life of the daemon may give the arena's slots away."""
+
+    def __init__(self, mapping: Mapping) -> None: ...
+
+    @property
+    def life(self) -> int:
+        """0: no life has begun."""
+
+    def begin(self, life: int) -> None:
+        """From now on the slots are this life's."""
+
 class IndexView:
     """Read side of the shared index; a hit is a hint with a generation."""
 
-    def __init__(self, mapping: Mapping, remote: RemoteView | None = None) -> None:
-        """`remote`: where chunks are looked up that this node has not."""
+    def __init__(self, mapping: Mapping, remote: RemoteView | None = None, life_page: LifePage | None = None, life: int = 0) -> None:
+        """
+        `remote`: where chunks are looked up that this node has not. `life_page`: where a later life of the daemon that has taken the
+        arena over says so; the index is that of the life of number `life`.
+        """
 
     def lookup(self, keys: bytes, most: int = 4294967295) -> bytes:
         """
@@ -323,6 +338,10 @@ class IndexView:
         """
         Whether the slot and checksums of so many extents have words in the index.
         """
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether a later life of the daemon has the arena."""
 
     @property
     def count(self) -> int: ...
@@ -590,11 +609,8 @@ class Directory:
         `namespaces[former number]`: the number here, or None. GIL released.
         """
 
-    def withheld(self) -> list[tuple[int, int, int]]:
-        """
-        (holder, slots, bytes) of what writers of a former life may still write to. Holder 0: the former daemon itself;
-        2**32 - 1: several, or nobody in particular.
-        """
+    def withheld(self) -> list[Withheld]:
+        """What writers of a former life may still write to, by holder."""
 
     def release_withheld(self, holder: int) -> int:
         """
@@ -939,6 +955,21 @@ class Reserved:
     @property
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
+
+class Withheld:
+    """Slots that a holder of a former life may still write to."""
+
+    @property
+    def holder(self) -> int:
+        """
+        0: the former daemon itself; 2**32 - 1: several, or nobody in particular.
+        """
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
 
 class FormerCounts:
     """What became of the chunks of a former life, each counted once."""

@@ -204,6 +204,10 @@ class Pool:
         """Whether a daemon serves this Pool now."""
         return self._link.session is not None
 
+    def wait_connected(self, timeout_s: float | None = None) -> bool:
+        """Wait until a daemon serves this Pool; False where none does after so many seconds (None: the Pool's `timeout_s`)."""
+        return self._link.wait_for_session(self._timeout_s if timeout_s is None else timeout_s) is not None
+
     @property
     def has_store(self) -> bool:
         """Whether there is a store that nodes share, which is asked for what is not known to be anywhere: a request."""

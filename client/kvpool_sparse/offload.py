@@ -6,8 +6,8 @@ sequence lives.
 
 Chunks are saved and leased in their order, one save at a time. A lease ends with its session: once there is another
 one, the chunks are looked up and leased again in it, and so they are where their generations show that they are gone.
-A daemon that has ended leaves its memory mapped, unchanged: what the next one lacks is no loss. One thread at a time; a
-save's own thread touches nothing here.
+A daemon that has ended leaves its memory mapped, unchanged: what the next one lacks is no loss, unless that one has taken the
+memory over and uses it for others. One thread at a time; a save's own thread touches nothing here.
 """
 
 import contextlib
@@ -113,6 +113,8 @@ class Offload:
         if lost is None:
             return 0
         self._saved = 0
+        if not lost.are_current():  # a daemon that has just taken over the memory of the one before has them still
+            self.pool.wait_connected()
         self.attach(lost.chunks)
         epoch = self.pool.epoch
         if self.chunks < lost.chunks and epoch != lost.epoch and lost.are_current():

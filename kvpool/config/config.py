@@ -77,6 +77,9 @@ class ServerConfig:
     keep_token_ids: bool
     write_mode: str
     staging: int
+    keep_memory: str
+    keep_for: float
+    stop: str
 
     @property
     def has_metrics(self) -> bool:
@@ -351,7 +354,7 @@ def _socket_path(value: Any) -> str:
 def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Check that all sockets have different addresses, and those in the file system, with the files beside the first, paths."""
     socket_path = parsed["server.socket"]
-    taken = {os.path.normpath(f"{socket_path}{suffix}"): "server.socket" for suffix in ("", ".new", ".lock")}
+    taken = {os.path.normpath(f"{socket_path}{suffix}"): "server.socket" for suffix in ("", ".new", ".lock", ".keep")}
     single = ("server.metrics_socket", "server.metrics", "peer.listen", "peer.stream")
     named = [*((name, parsed[name]) for name in single), *addresses_of(parsed)]
     for name, address in named:
@@ -403,6 +406,9 @@ OPTIONS: dict[str, Option] = {
     "server.keep_token_ids": flag_option("true"),
     "server.write_mode": choice_option("in-place", "copy"),
     "server.staging": size_option("64KiB", "16GiB", "64MiB"),
+    "server.keep_memory": choice_option("auto", "systemd", "keeper", "off"),
+    "server.keep_for": duration_option("1s", "7d", "10m"),
+    "server.stop": choice_option("keep", "demote"),
     **HBM_OPTIONS,
     "dram.capacity": size_option("64KiB", f"{kvpool_native.ARENA_BYTES_MAX >> 40}TiB", "1GiB"),
     "dram.segment": size_option("4KiB", "16GiB", "64MiB"),

@@ -44,6 +44,7 @@ _SWITCHES = (
     _Switch(
         "server.write_mode", "in-place", ("server.staging",), "server.write_mode is in-place: saves are not staged"
     ),
+    _Switch("server.keep_memory", "off", ("server.keep_for",), "server.keep_memory is off: nobody keeps it"),
     _Switch("server.keep_token_ids", False, ("dram.token_ids",), "server.keep_token_ids is false: there are none"),
     _Switch("dram.prefault", False, ("dram.prefault_threads",), "dram.prefault is false"),
 )

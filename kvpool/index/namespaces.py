@@ -91,6 +91,8 @@ class Namespaces:
         self._users: Counter[NamespaceId] = Counter()
         self._of_ranks: dict[tuple[str, Layout], dict[int, Namespace]] = {}
         self.opened = 0  # how many were made so far
+        self.on_made: Callable[[Namespace], None] = lambda _: None  # it has no chunks yet
+        self.on_given_back: Callable[[Namespace], None] = lambda _: None
         self.on_opened: Callable[[], None] = lambda: None  # called after each; must not wait
 
     def __len__(self) -> int:
@@ -124,6 +126,7 @@ class Namespaces:
         self._by_id[namespace.id] = namespace
         self._directory.set_chunk_tokens(namespace.id, layout.chunk_tokens)
         self.opened += 1
+        self.on_made(namespace)
         self.on_opened()
         return namespace
 
@@ -274,6 +277,7 @@ class Namespaces:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
             self._given_back.append(namespace.id)
             self._of_users.give_back(namespace.id)
+            self.on_given_back(namespace)
             for _, on_given_back in self._others:
                 on_given_back(namespace)
         if unused:

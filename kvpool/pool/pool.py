@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from kvpool.checks.scrub import Scrub
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.ids import EPOCH_BYTES, PROBE_MODEL, ConnectionId, NamespaceId
+from kvpool.index.holders import Holder, process_of
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
@@ -38,6 +39,7 @@ from kvpool.pool.declined_saves import DeclinedSaves
 from kvpool.pool.demote_all import DemoteOrder, demote_all
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
+from kvpool.pool.former_writers import FormerWriters
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import KINDS, Planner, Site, capacities_of, make_tiering, plan_tiers
@@ -47,6 +49,7 @@ from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connectio
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
 from kvpool.pool.sharing.sharing import Sharing
+from kvpool.pool.takeover import take_over
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
@@ -57,6 +60,8 @@ from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.waiting_room import Room
 from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.dram.kept.kept_memory import KeptMemory, LifeFiles
+from kvpool.tiers.dram.kept.life_page import LifePage
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.transfer.workers import Workers, call_later
@@ -66,27 +71,45 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
+HOLDERS_FOR_EACH = 2  # connection that may be open: those of former lives whose writers may still write count, too
 _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
 class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, kinds: Sequence[Planner] = KINDS, kept: KeptMemory | None = None
+    ) -> None:
+        """`kept`: what outlives this process, and what it has of a former one; None: nothing."""
         self._clock = clock
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_tiers(config, kinds)
         self.geometry = plan_geometry(config.dram, plans.further_entries, plans.region)
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
-        self._dram = DramTier(self.geometry, config.dram, self.epoch)
+        self.kept = KeptMemory(None, b"", clock) if kept is None else kept
+        former = self.kept.take_memory(config, self.geometry)
+        resident_bytes = 0 if former is None else former.resident_bytes
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.region, resident_bytes=resident_bytes)
+        self._dram = DramTier(
+            self.geometry,
+            config.dram,
+            self.epoch,
+            is_kept=self.kept.is_wanted,
+            former_arena=None if former is None else former.arena,
+        )
+        self.life_page: LifePage | None = None
+        if self.kept.is_wanted:
+            self.life_page = LifePage.create() if former is None else former.life_page
         self._directory = self._dram.directory
+        self.former_writers = self._make_former_writers(())
         server = config.server
         bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
         self.namespaces = Namespaces(self._directory, server.user_quota)
+        self.namespaces.on_made, self.namespaces.on_given_back = self.kept.note_namespace, self.kept.forget_namespace
         self._joined: dict[ConnectionId, _Joined] = {}
         self._room = Room()
         side = ArenaSide(self._dram, self.namespaces, clock, self._note_room)
@@ -170,12 +193,40 @@ class Pool:
         The tiers begin to open when the caller next waits: reading a catalogue must not delay the socket.
         """
         self.journal.watch(asyncio.get_running_loop())
+        self._begin_life()
         if self._config.dram.prefault:
             await self._begin_prefault()
         else:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
         self._tiering.start()
+
+    def _begin_life(self) -> None:
+        """Take over what a former life has left, and have this one's memory kept. Nothing of the arena changes before."""
+        former, records = self.kept.former, self._dram.records
+        if self.life_page is None or records is None:
+            return
+        files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
+        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections)
+        for namespace in self.namespaces.all():
+            self.kept.note_namespace(namespace)
+        if former is not None:
+            taken = take_over(former, self._directory, self.namespaces, self._clock)
+            self.kept.note_taken(taken.describe())
+            for holder in former.book.holders:
+                self.kept.note_holder(holder)
+            self.former_writers = self._make_former_writers(
+                former.book.holders, is_book_whole=not former.book.damaged_holders
+            )
+            self.former_writers.start()
+            self._priority_expiry.look()
+        self.kept.hand_over()
+        self.life_page.begin_life(self.kept.life)
+
+    def _make_former_writers(self, holders: Iterable[Holder], *, is_book_whole: bool = True) -> FormerWriters:
+        return FormerWriters(
+            self._directory, holders, is_book_whole=is_book_whole, forget=self.forget_holder, on_room=self._note_room
+        )
 
     async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
@@ -192,6 +243,7 @@ class Pool:
         """End the threads; False where one is left waiting for a disk. Chunks that only DRAM has end with the process."""
         self._expiry.cancel()
         self._priority_expiry.cancel()
+        self.former_writers.cancel()
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = await self._tiering.close()
@@ -215,13 +267,38 @@ class Pool:
         return {"chunks": count, "left": left, "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, ...]:
-        """The descriptors an engine gets: arena, index, and the table of other nodes' chunks where there is one."""
-        return tuple(one.fd for one in (self._dram.arena, self._dram.index, self.remote_table) if one is not None)
+        """The descriptors an engine gets: arena, index, and, where there are such, the table of other nodes' chunks and the
+        life page."""
+        mapped = tuple(one.fd for one in (self._dram.arena, self._dram.index, self.remote_table) if one is not None)
+        return mapped if self.life_page is None else (*mapped, self.life_page.client_fd)
 
     @property
     def memory(self) -> ArenaMemory:
         """The shared memory that clients map."""
         return self._dram.memory
+
+    @property
+    def life(self) -> int:
+        """The number of this life, among those of one arena; 0 where it can have no next one."""
+        return 0 if self.life_page is None else self.kept.life
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody keeps the memory for a next life."""
+        return self.kept.is_kept
+
+    @property
+    def first_connection(self) -> int:
+        """The lowest number of a connection that names nobody of a former life."""
+        return self.kept.first_holder
+
+    def note_holder(self, connection: ConnectionId, pid: int, user: int) -> None:
+        """An engine's connection may write from now on, by this process."""
+        self.kept.note_holder(Holder(connection, process_of(pid), self.epoch, user))
+
+    def forget_holder(self, connection: int) -> None:
+        """A connection, of this life or a former one, can write no more."""
+        self.kept.forget_holder(connection)
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""
@@ -298,7 +375,8 @@ class Pool:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
         tiers = sorted({**self._tiering.names, Level.DRAM: Level.DRAM.name.lower()}.items())
-        return info | {"tiers": [name for _, name in tiers]} | self._tiering.info() | self.journal.info()
+        own = {"tiers": [name for _, name in tiers], **self.kept.report(), **self.former_writers.report()}
+        return info | own | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -404,7 +482,8 @@ class Pool:
         and checks that itself (`verify_shared`).
         """
         problems = self._directory.verify(with_shared) + self._tiering.verify(with_shared=with_shared)
-        for owner in (self._readers, self._writers, self.hints, self.namespaces, self.journal):
+        owners = (self._readers, self._writers, self.hints, self.namespaces, self.journal, self.former_writers)
+        for owner in owners:
             problems += owner.verify()
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins

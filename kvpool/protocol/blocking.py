@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 # Beside the time for any answer. The daemon's own limit for a slice is shorter, and that for all chunks as long.
 SLICE_TIMEOUT_S = 30.0
 ALL_CHUNKS_TIMEOUT_S = 120.0
-_FDS_MAX = 3
+_FDS_MAX = 4
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_S_MIN = 1e-3

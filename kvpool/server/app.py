@@ -4,9 +4,9 @@
     stop_timeout──► STOPPED
 
 It waits where its last lives ended early and a service manager restarts it (`lives`). The socket appears with SERVING. In
-DRAINING new connections and reservations are refused, reservations under way may still be committed, and DRAM is written down
-beside them and after, for the lower tiers' stop timeout at most. Control thread only, but for the pre-fault, transfer,
-self-probe and HTTP threads that it starts and joins.
+DRAINING new connections and reservations are refused, and reservations under way may still be committed. Chunks that DRAM alone
+has stay in memory that is kept, or are written down beside them and after, for the lower tiers' stop timeout at most. Control
+thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
-from kvpool.keys import domain_key
+from kvpool.keys import domain_key, domain_tag
 from kvpool.pool.lower_tiers import KINDS
 from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
@@ -30,9 +31,14 @@ from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limit
 from kvpool.server.health.systemd import ServiceManager
+from kvpool.server.keeping.choice import choose_keeper
+from kvpool.server.keeping.descriptor_store import DescriptorStore, take_passed
+from kvpool.server.keeping.keeper_watch import watch_keeper
+from kvpool.server.keeping.own_keeper import OwnKeeper
 from kvpool.server.operators import Operators
 from kvpool.server.signals import Signals
 from kvpool.server.start_checks import read_secret
+from kvpool.tiers.dram.kept.kept_memory import KeptMemory
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
@@ -42,6 +48,8 @@ log = logging.getLogger(__name__)
 
 EXTEND_EVERY_S = 5.0
 START_S = 90.0  # what a service manager gives a start
+# So many lives in a row that a service manager has restarted, and the memory that they went on from may be why.
+EARLY_ENDS_MAX = 5
 
 
 class App:
@@ -61,6 +69,8 @@ class App:
         self._fleets = self._make_fleets(domain, room.peers) if config.peer.is_used else []
         self._signals = Signals()
         self._manager = ServiceManager(os.environ)
+        self._passed = take_passed(os.environ, os.getpid())
+        self._keeper: DescriptorStore | OwnKeeper | None = None
         self.has_ended = True
 
     def _make_fleets(self, domain: bytes, room: PeerRoom) -> "list[Fleet]":
@@ -86,7 +96,8 @@ class App:
             if not await self._wait_after(listener):
                 is_clean = True
                 return
-            pool = Pool(self._config, self._clock, [*KINDS, *(fleet.plan_tier for fleet in self._fleets)])
+            kept = self._find_kept(listener)
+            pool = Pool(self._config, self._clock, [*KINDS, *(fleet.plan_tier for fleet in self._fleets)], kept)
             try:
                 await self._run_pool(pool, listener, started_ns)
             finally:
@@ -100,6 +111,22 @@ class App:
             self._signals.ignore()  # where it has not come to serving; before another daemon may have the socket's place
             await listener.stop(is_clean=is_clean)
             self._signals.forget()
+
+    def _find_kept(self, listener: LocalSocket) -> KeptMemory:
+        """What of this process outlives it, and what it has of a former one. REQUIRES: no other daemon has the socket."""
+        choice = choose_keeper(
+            self._config.server, self._manager, self._passed, environment=os.environ, pid=os.getpid()
+        )
+        self._keeper = choice.keeper
+        ends = listener.life.early_ends
+        is_distrusted = self._manager.is_there and ends >= EARLY_ENDS_MAX
+        return KeptMemory(
+            choice.keeper,
+            domain_tag(self._terms.domain),
+            self._clock,
+            why_nobody=choice.why_nobody,
+            why_cold=f"the last {ends} lives ended early" if is_distrusted else "",
+        )
 
     async def _wait_after(self, listener: LocalSocket) -> bool:
         """Wait where earlier lives ended early and a manager restarts them. False if a signal has ended the wait."""
@@ -133,9 +160,11 @@ class App:
             manager=self._manager,
             fleets=self._fleets,
         )
+        watch = None
         try:
             daemon.start()
             await pool.start()
+            watch = watch_keeper(self._keeper, pool.kept)
             for fleet in self._fleets:
                 await fleet.start(pool)
             self._signals.catch(asyncio.get_running_loop(), stop=daemon.stopping.set, reload=daemon.reload_soon)
@@ -151,6 +180,8 @@ class App:
                 raise daemon.failure
             await self._drain(daemon, pool)
         finally:
+            if watch is not None:
+                watch.stop()
             self._signals.ignore()
             await daemon.end_threads()
 
@@ -166,14 +197,21 @@ class App:
         asyncio.get_running_loop().run_in_executor(None, kvpool_native.tune_copies)
 
     async def _drain(self, daemon: Daemon, pool: Pool) -> None:
-        """Let running saves end while DRAM is demoted; no new reservation is accepted."""
+        """Let running saves end while DRAM is demoted, unless it is kept; no new reservation is accepted."""
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         pool.chains.is_stopping = True
         await daemon.supervision.end_probe()  # and with it the self-probe's chunk, which nobody misses
-        deadline = Deadline(daemon.config.server.stop_timeout, self._clock)
+        server = daemon.config.server
+        deadline = Deadline(server.stop_timeout, self._clock)
+        is_restart = (
+            self._signals.stopped_by == signal.SIGINT
+        )  # by the unit; of a keeper process it makes no difference
+        is_kept = server.stop == "keep" and pool.kept.keeps_through(is_restart=is_restart)
         writing = asyncio.ensure_future(
-            pool.demote_all(daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending)
+            pool.demote_all(
+                0.0 if is_kept else daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending
+            )
         )
         extended = Deadline(EXTEND_EVERY_S, self._clock)  # no probe does it any more
         while pool.is_busy and not deadline.has_passed():
@@ -185,12 +223,15 @@ class App:
         while not writing.done():
             daemon.supervision.go_on_draining()
             await asyncio.wait([writing], timeout=EXTEND_EVERY_S)
-        kept = writing.result()
+        written = writing.result()
+        if server.stop == "demote":
+            pool.kept.drop()
         failpoint.reach("daemon.drain.end")
         log.info(
-            "stopped by signal: %d chunks written down, %d dropped with the DRAM tier, durable: %s, drained in %.2f s",
-            kept["chunks"],
-            kept["left"],
-            "yes" if kept["durable"] else "no",
+            "stopped by signal: %d chunks written down, %d %s, durable: %s, drained in %.2f s",
+            written["chunks"],
+            written["left"],
+            f"left in memory with {pool.kept.keeper_name}" if is_kept else "dropped with the DRAM tier",
+            "yes" if written["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )

@@ -88,7 +88,7 @@ class Daemon:
         self._counts = ConnectionCounts(lambda: listener.refused_connections)
         self._roster = Roster(terms.max_connections, config.server.user_quota, clock, terms.operators.include)
         self._input = InputBudget(self._end_unfinished)
-        self._next_connection = itertools.count(1)
+        self._next_connection = itertools.count(pool.first_connection)
         self._times = RequestTimes(VERBS)
         self._lease_frames = LeaseFrames(pool.chains, self._times, clock)
         self._turns = Turns(clock)
@@ -244,10 +244,10 @@ class Daemon:
             raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
         self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
         log.debug("engine of model %s connects: %s", hello.model, peer)
-        return AcceptedHello(self._welcome(), self._pool.fds())
+        self._pool.former_writers.note_return(hello.former_epoch, hello.former_connection, pid=peer.pid, user=peer.uid)
+        return AcceptedHello(replace(self._welcome(), life=self._pool.life), self._pool.fds())
 
-    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
-        connection_id = ConnectionId(next(self._next_connection))
+    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer, connection_id: ConnectionId) -> None:
         try:
             handlers, serve_at_once = self._handlers_of(connection_id, hello, peer)
         except BaseException:
@@ -292,6 +292,7 @@ class Daemon:
             return {}, None
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
+        self._pool.note_holder(connection_id, peer.pid, peer.uid)
         handlers = engine_handlers(self._pool, session, user=user, clock=self._clock)
         return handlers, self._lease_frames.of_session(session)
 
@@ -320,6 +321,7 @@ class Daemon:
             staging_bytes=self._pool.staged.staging_bytes,
             remote_bytes=0 if self._pool.remote_table is None else self._pool.remote_table.size,
             has_store=self._pool.sharing.has_store,
+            connection=next(self._next_connection),
         )
 
     def _info(self) -> dict[str, Any]:
@@ -342,6 +344,7 @@ class Daemon:
         self._input.note_unfinished(connection_id, 0)
         self._counts.open = len(self._roster)
         self._pool.drop_connection(connection_id)
+        self._pool.forget_holder(connection_id)
 
     def _end_unfinished(self, connection_id: ConnectionId) -> None:
         self._end_connection(connection_id, "its request has been unfinished for the longest time, and too many are")

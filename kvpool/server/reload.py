@@ -44,6 +44,7 @@ LIVE = {
     "server.reservation_ttl": LiveOption(format_duration, "saves that begin from now on"),
     "server.handshake_timeout": LiveOption(format_duration, "connections from now on"),
     "server.stop_timeout": LiveOption(format_duration),
+    "server.stop": LiveOption(),
     "dram.announced_ttl": LiveOption(format_duration, "announcements from now on"),
     "ssd.admission": LiveOption(),
     "ssd.write_budget": LiveOption(),

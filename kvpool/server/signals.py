@@ -25,6 +25,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._are_ignored = False
+        self.stopped_by = 0  # the signal that has asked for the stop
         self._held: list[signal.Signals] = []
 
     def catch(
@@ -34,6 +35,7 @@ class Signals:
 
         def take(number: int, _frame: FrameType | None) -> None:
             if not self._are_ignored:
+                self.stopped_by = self.stopped_by if number == signal.SIGHUP else number
                 loop.call_soon_threadsafe(reload if number == signal.SIGHUP else stop)
 
         # Not the loop's handlers: closing the loop would restore the defaults.

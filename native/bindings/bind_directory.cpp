@@ -291,7 +291,18 @@ void bind_checks(nb::class_<Directory>& directory) {
           "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
 }
 
+// What one holder of a former life may still write to.
+struct Withheld {
+  uint32_t holder;
+  uint64_t slots;
+  uint64_t bytes;
+};
+
 void bind_former(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<Withheld>(module, "Withheld", "Slots that a holder of a former life may still write to.")
+      .def_ro("holder", &Withheld::holder, "0: the former daemon itself; 2**32 - 1: several, or nobody in particular.")
+      .def_ro("slots", &Withheld::slots)
+      .def_ro("bytes", &Withheld::bytes);
   nb::class_<FormerCounts>(module, "FormerCounts", "What became of the chunks of a former life, each counted once.")
       .def_ro("taken", &FormerCounts::taken, "Chunks that are stored here now.")
       .def_ro("taken_bytes", &FormerCounts::taken_bytes)
@@ -334,14 +345,13 @@ void bind_former(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "withheld",
           [](const Directory& self) {
-            std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> rows;
+            std::vector<Withheld> rows;
             for (const auto& [holder, share] : self.withheld().by_holder()) {
-              rows.emplace_back(holder, share.records.size(), share.bytes);
+              rows.push_back({holder, share.records.size(), share.bytes});
             }
             return rows;
           },
-          "(holder, slots, bytes) of what writers of a former life may still write to. Holder 0: the former daemon itself;\n"
-          "2**32 - 1: several, or nobody in particular.")
+          "What writers of a former life may still write to, by holder.")
       .def(
           "release_withheld", [](Directory& self, uint32_t holder) { return self.release_withheld(HolderId(holder)); }, "holder"_a,
           "The writers of a holder of a former life have ended; returns how many slots are free again.");

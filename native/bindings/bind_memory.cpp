@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -228,16 +230,41 @@ void bind_mapping(nb::module_& module) {
       });
 }
 
+void bind_life_page(nb::module_& module) {
+  nb::class_<LifePage>(module, "LifePage", "Which life of the daemon may give the arena's slots away.")
+      .def(nb::new_([](std::shared_ptr<Mapping> mapping) {
+             if (mapping->size() < sizeof(uint64_t)) {
+               throw nb::value_error("the region has no room for a life");
+             }
+             return LifePage(std::move(mapping));
+           }),
+           "mapping"_a)
+      .def_prop_ro("life", &LifePage::life, "0: no life has begun.")
+      .def(
+          "begin",
+          [](const LifePage& page, uint64_t life) {
+            if (!page.is_writable() || life <= page.life()) {
+              throw nb::value_error("the page is mapped read-only, or life is not above the last one");
+            }
+            page.begin(life);
+          },
+          "life"_a, "From now on the slots are this life's.");
+}
+
 void bind_index_view(nb::module_& module) {
   nb::class_<IndexView>(module, "IndexView", "Read side of the shared index; a hit is a hint with a generation.")
-      .def(nb::new_([](std::shared_ptr<Mapping> mapping, std::shared_ptr<RemoteView> remote) {
-             auto index = IndexView::attach(std::move(mapping), std::move(remote));
+      .def(nb::new_([](std::shared_ptr<Mapping> mapping, std::shared_ptr<RemoteView> remote,
+                           const std::optional<LifePage>& life_page, uint64_t life) {
+             const auto of_life = life_page ? std::optional<IndexLife>({*life_page, life}) : std::nullopt;
+             auto index = IndexView::attach(std::move(mapping), std::move(remote), of_life);
              if (index == nullptr) {
                throw nb::value_error("region is not an index of this version");
              }
              return std::const_pointer_cast<IndexView>(index);
            }),
-           "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
+           "mapping"_a, "remote"_a.none() = nb::none(), "life_page"_a.none() = nb::none(), "life"_a = 0,
+           "`remote`: where chunks are looked up that this node has not. `life_page`: where a later life of the daemon that has taken the\n"
+           "arena over says so; the index is that of the life of number `life`.")
       .def("lookup", &lookup, "keys"_a, "most"_a = UINT32_MAX,
            "The level of each chunk of the run of readable chunks from the first key on, of the first `most` at most. GIL released "
            "over many.")
@@ -273,6 +300,7 @@ void bind_index_view(nb::module_& module) {
             return index.covers(SlotAddress::unpacked(slot), extents);
           },
           "slot"_a, "extents"_a, "Whether the slot and checksums of so many extents have words in the index.")
+      .def_prop_ro("is_taken_over", &IndexView::is_taken_over, "Whether a later life of the daemon has the arena.")
       .def_prop_ro("count", &IndexView::count)
       .def_prop_ro("epoch", [](const IndexView& index) {
         const std::string epoch = index.epoch();
@@ -347,6 +375,7 @@ void bind_memory(nb::module_& module) {
       "mapping"_a, "nodes"_a, nb::kw_only(), "in_turns"_a, "Where new pages come from; 0 or an errno.");
   bind_mapping(module);
   bind_hit_needs(module);
+  bind_life_page(module);
   bind_index_view(module);
   bind_landings(module);
 }

@@ -37,6 +37,7 @@
 #include "base/types.h"
 #include "remote_index/remote_view.h"
 #include "shared_index/index_words.h"
+#include "shared_index/life_page.h"
 
 namespace kvpool {
 
@@ -64,14 +65,22 @@ struct Residency {
   friend bool operator==(const Residency&, const Residency&) noexcept = default;
 };
 
+// Whose index it is, of the lives that have one arena.
+struct IndexLife {
+  LifePage page;
+  uint64_t number;
+};
+
 // A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded. Shares itself,
 // as a Mapping does.
 class IndexView : public std::enable_shared_from_this<IndexView> {
  public:
   // Returns nothing if the region is not an index of this version, or is too small for the sizes in its header.
-  // `remote`: where chunks are looked up that no tier of this node has; nullptr: nowhere.
+  // `remote`: where chunks are looked up that no tier of this node has; nullptr: nowhere. `life`: of the daemon that writes the region,
+  // where a later one may take the arena over; nothing: none may.
   [[nodiscard]] static std::shared_ptr<const IndexView> attach(std::shared_ptr<const Mapping> mapping,
-                                                               std::shared_ptr<const RemoteView> remote = nullptr);
+                                                               std::shared_ptr<const RemoteView> remote = nullptr,
+                                                               std::optional<IndexLife> life = {});
 
   // Length of the run of readable chunks from the first key on; `levels[i]` = fastest tier of each chunk of it, PEER where only
   // another node is known to have it.
@@ -97,7 +106,8 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // Where a key is in a tier that has regions; nothing where it is in no slot of it. It may be just being written there.
   [[nodiscard]] std::optional<Residency> residency(const ChunkKey& key, Tier tier) const noexcept;
 
-  // Generation of the readable chunk in the slot; 0 where there is none (or no such slot).
+  // Generation of the readable chunk in the slot; 0 where there is none (or no such slot), and in all slots once a later life has taken
+  // the arena over.
   [[nodiscard]] uint64_t generation_at(SlotAddress slot) const noexcept;
 
   // CRC-32C of an extent of the slot; 0 where there is none: check with `covers` beforehand.
@@ -111,12 +121,16 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // Whether the slot has words in the index, and as many extents have checksums there now.
   [[nodiscard]] bool covers(SlotAddress slot, uint32_t extents) const noexcept;
 
+  // Whether a later life has the arena: nothing of this index counts any more.
+  [[nodiscard]] bool is_taken_over() const noexcept { return life_ && life_->page.life() != life_->number; }
+
   [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
   [[nodiscard]] uint64_t count() const noexcept;
   [[nodiscard]] std::string epoch() const;  // 16 bytes
 
  private:
-  IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote);
+  IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote,
+            std::optional<IndexLife> life);
   [[nodiscard]] size_t lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
   [[nodiscard]] size_t lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
   [[nodiscard]] const SlotWords* words_at(SlotAddress slot) const noexcept {
@@ -139,6 +153,7 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   std::vector<RegionWords> regions_;
   const HashSeed seed_;
   const std::shared_ptr<const RemoteView> remote_;
+  const std::optional<IndexLife> life_;
 };
 
 // The writer. Control thread only.

@@ -78,15 +78,17 @@ TableEntry entry_in(const TableSlot& slot, uint64_t generation) noexcept {
 }  // namespace
 
 std::shared_ptr<const IndexView> IndexView::attach(std::shared_ptr<const Mapping> mapping,
-                                                   std::shared_ptr<const RemoteView> remote) {
+                                                   std::shared_ptr<const RemoteView> remote,
+                                                   std::optional<IndexLife> life) {
   FoundIndex found;
   if (mapping == nullptr || !read_index_header(mapping->data(), mapping->size(), found)) {
     return nullptr;
   }
-  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), std::move(found), std::move(remote)));
+  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), std::move(found), std::move(remote), std::move(life)));
 }
 
-IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote)
+IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote,
+                     std::optional<IndexLife> life)
     : mapping_(std::move(mapping)),
       shape_(std::move(found.shape)),
       header_(reinterpret_cast<const IndexHeader*>(mapping_->data())),
@@ -95,7 +97,8 @@ IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, s
                    ? nullptr
                    : reinterpret_cast<const FurtherSlot*>(mapping_->data() + found.layout.further_offset)),
       seed_(found.seed),
-      remote_(std::move(remote)) {
+      remote_(std::move(remote)),
+      life_(std::move(life)) {
   for (const RegionHeader& region : found.layout.regions) {
     regions_.push_back(words_of(*mapping_, region));
   }
@@ -334,7 +337,9 @@ void IndexView::probe_names(const uint8_t* roots, size_t ranks, const uint8_t* n
 
 uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {
   const SlotWords* const words = words_at(slot);
-  return words == nullptr ? 0 : load_acquire(words->generation);
+  const uint64_t generation = words == nullptr ? 0 : load_acquire(words->generation);
+  // The life is read last: bytes that were read before were read in it.
+  return is_taken_over() ? 0 : generation;
 }
 
 uint32_t IndexView::checksum_at(SlotAddress slot, uint32_t extent) const noexcept {

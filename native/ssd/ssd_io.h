@@ -5,7 +5,8 @@
 // 1. When a call returns, no part of it is under way: its memory may be freed.
 // 2. A ring that cannot be made, or fails later, is replaced by plain calls; errors are then those of the plain calls. A transfer
 //    that is too short to gain by a ring uses plain calls too.
-// 3. No memory is registered with the kernel beyond a call: a client can remove pages under a registration, and the disk would
+// 3. Reads are plain calls, which end with their thread also where the process is killed.
+// 4. No memory is registered with the kernel beyond a call: a client can remove pages under a registration, and the disk would
 //    go on reading and writing the old pages for as long as the registration lives.
 //
 // Threads: an object belongs to the thread that made it, which uses and destroys it.
@@ -33,7 +34,7 @@ class SsdIo {
   static constexpr int NO_MORE_BYTES = -1;
   [[nodiscard]] virtual int read(uint64_t offset, uint8_t* bytes, uint64_t size) noexcept = 0;
   [[nodiscard]] virtual int write(uint64_t offset, const uint8_t* bytes, uint64_t size) noexcept = 0;
-  // Reads a slot's header and `size` bytes behind it, each to its own place, at once.
+  // Reads a slot's header and `size` bytes behind it, each to its own place, in one call.
   [[nodiscard]] virtual int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept = 0;
 
   // The bytes of a step of a longer write, `at` bytes behind its start, made in one of STEPS_AT_ONCE places; null: no more.

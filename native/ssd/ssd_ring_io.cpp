@@ -1,4 +1,7 @@
-// The SSD tier's I/O through a ring. Built only where liburing is; linked statically.
+// The SSD tier's I/O through a ring: of writes, out of the tier's own memory. Built only where liburing is; linked statically.
+//
+// Reads are plain calls: what a ring has under way when its process is killed goes on, and a read would write into slots of the arena
+// that the next life of the daemon has given to others by then. A thread that is killed in a plain call ends with the call.
 #include <liburing.h>
 #include <time.h>
 
@@ -56,21 +59,11 @@ class RingIo final : public SsdIo {
   }
 
   int read(uint64_t offset, uint8_t* bytes, uint64_t size) noexcept override {
-    if (by_calls(size)) {
-      return calls_->read(offset, bytes, size);
-    }
-    runs_[0] = {bytes, files_->place(offset).at, static_cast<uint32_t>(size)};
-    return transfer(false, offset, 1);
+    return calls_->read(offset, bytes, size);
   }
 
   int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept override {
-    if (by_calls(size)) {
-      return calls_->read_slot(offset, header, bytes, size);
-    }
-    const uint64_t at = files_->place(offset).at;
-    runs_[0] = {header.data(), at, static_cast<uint32_t>(header.size())};
-    runs_[1] = {bytes, at + header.size(), static_cast<uint32_t>(size)};
-    return transfer(false, offset, 2);
+    return calls_->read_slot(offset, header, bytes, size);
   }
 
   int write(uint64_t offset, const uint8_t* bytes, uint64_t size) noexcept override {
@@ -79,7 +72,7 @@ class RingIo final : public SsdIo {
     }
     // The kernel only reads them.
     runs_[0] = {const_cast<uint8_t*>(bytes), files_->place(offset).at, static_cast<uint32_t>(size)};
-    const int error = transfer(true, offset, 1);
+    const int error = transfer(offset);
     files_->note_write(offset);
     return error;
   }
@@ -92,11 +85,11 @@ class RingIo final : public SsdIo {
   [[nodiscard]] bool by_calls(uint64_t bytes) const noexcept {
     return is_broken_ || bytes < TRANSFER_BYTES_MIN || bytes > TRANSFER_BYTES_MAX;
   }
-  int transfer(bool is_write, uint64_t offset, unsigned waiting) noexcept;
-  void prepare(bool is_write, uint64_t offset, unsigned number) noexcept;
+  int transfer(uint64_t offset) noexcept;
+  void prepare(uint64_t offset, unsigned number) noexcept;
   unsigned complete(unsigned least, unsigned under_way) noexcept;
   int settle(Run& run, int moved, unsigned& retries) const noexcept;
-  int finish_by_calls(bool is_write, uint64_t offset, unsigned number) noexcept;
+  int finish_by_calls(uint64_t offset, unsigned number) noexcept;
 
   io_uring ring_;
   const std::shared_ptr<SsdFiles> files_;
@@ -107,46 +100,28 @@ class RingIo final : public SsdIo {
   std::array<int, ENTRIES> results_{};
 };
 
-// The first runs, in rounds, each submitted and waited for together. Nothing is under way between two rounds.
-int RingIo::transfer(bool is_write, uint64_t offset, unsigned waiting) noexcept {
+// The first run, in rounds. Nothing is under way between two of them.
+int RingIo::transfer(uint64_t offset) noexcept {
   unsigned retries = 0;
-  while (waiting > 0) {
-    for (unsigned number = 0; number < waiting; ++number) {
-      prepare(is_write, offset, number);
+  while (runs_[0].length > 0) {
+    prepare(offset, 0);
+    if (complete(1, 1) < 1) {
+      return finish_by_calls(offset, 0);
     }
-    if (complete(waiting, waiting) < waiting) {
-      int error = 0;
-      for (unsigned number = 0; number < waiting && error == 0; ++number) {
-        error = finish_by_calls(is_write, offset, number);
-      }
+    const int error = settle(runs_[0], results_[0], retries);
+    if (error != 0) {
       return error;
     }
-    unsigned left = 0;
-    for (unsigned number = 0; number < waiting; ++number) {
-      const int error = settle(runs_[number], results_[number], retries);
-      if (error != 0) {
-        return error;
-      }
-      if (runs_[number].length > 0) {
-        runs_[left++] = runs_[number];
-      }
-    }
-    waiting = left;
   }
   return 0;
 }
 
-void RingIo::prepare(bool is_write, uint64_t offset, unsigned number) noexcept {
+void RingIo::prepare(uint64_t offset, unsigned number) noexcept {
   io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
   KVPOOL_CHECK(entry != nullptr);
   const Run& run = runs_[number];
   const SsdPlace place = files_->place(offset);
-  const int file = has_files_ ? static_cast<int>(place.segment) : place.fd;
-  if (is_write) {
-    io_uring_prep_write(entry, file, run.address, run.length, run.at);
-  } else {
-    io_uring_prep_read(entry, file, run.address, run.length, run.at);
-  }
+  io_uring_prep_write(entry, has_files_ ? static_cast<int>(place.segment) : place.fd, run.address, run.length, run.at);
   if (has_files_) {
     io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
   }
@@ -206,7 +181,7 @@ int RingIo::write_steps(uint64_t offset, uint64_t size, uint64_t step, const Fil
       }
       runs_[number] = {const_cast<uint8_t*>(bytes), files_->place(offset).at + at, static_cast<uint32_t>(length)};
       at += length;
-      prepare(true, offset, number);
+      prepare(offset, number);
       static_cast<void>(io_uring_submit(&ring_));  // what could not be submitted is by `complete`
       is_busy[number] = true;
       ++under_way;
@@ -216,7 +191,7 @@ int RingIo::write_steps(uint64_t offset, uint64_t size, uint64_t step, const Fil
     }
     if (complete(1, under_way) == 0) {
       for (unsigned number = 0; number < ENTRIES && error == 0; ++number) {
-        error = is_busy[number] ? finish_by_calls(true, offset, number) : 0;
+        error = is_busy[number] ? finish_by_calls(offset, number) : 0;
       }
       const Fill rest = [&](unsigned place, uint64_t behind, uint64_t length) { return fill(place, at + behind, length); };
       return error != 0 || at >= size ? error : calls_->write_steps(offset + at, size - at, step, rest);
@@ -228,7 +203,7 @@ int RingIo::write_steps(uint64_t offset, uint64_t size, uint64_t step, const Fil
         const int failed = settle(runs_[number], results_[number], retries);
         error = error == 0 ? failed : error;
         if (error == 0 && runs_[number].length > 0) {
-          prepare(true, offset, number);
+          prepare(offset, number);
           is_busy[number] = true;
           ++under_way;
         }
@@ -240,11 +215,10 @@ int RingIo::write_steps(uint64_t offset, uint64_t size, uint64_t step, const Fil
 }
 
 // Runs again, whole, without the ring.
-int RingIo::finish_by_calls(bool is_write, uint64_t offset, unsigned number) noexcept {
+int RingIo::finish_by_calls(uint64_t offset, unsigned number) noexcept {
   const uint64_t start = offset / files_->segment_bytes() * files_->segment_bytes();
   const Run& run = runs_[number];
-  return is_write ? calls_->write(start + run.at, run.address, run.length)
-                  : calls_->read(start + run.at, run.address, run.length);
+  return calls_->write(start + run.at, run.address, run.length);
 }
 
 // Records the outcome of a run. Returns 0 if it is done or goes on, otherwise the errno.

@@ -53,6 +53,7 @@ class Daemon:
             "server.user_quota": "1.0",
             "log.level": "info",
             "dram.huge_pages": "off",
+            "server.keep_memory": "off",  # a keeper would have the memory of each daemon for minutes
             **({"ssd.create": "true"} if options.get("ssd.path") else {}),
             **options,
         }

@@ -54,6 +54,7 @@ class Link:
         self._counters = counters
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._connected = threading.Condition(self._lock)
         self._session: Session | None = None  # guarded by _lock
         self.domain = DEFAULT_DOMAIN  # of the last session, which roots keys; set before the session is
         self._leases_in_use: dict[int, int] = {}  # guarded by _lock
@@ -102,6 +103,15 @@ class Link:
             return "connected"
         return f"away: {self._fault or (session.end_reason if session is not None else '')}"
 
+    def wait_for_session(self, timeout_s: float) -> Session | None:
+        """The living session, once there is one; None where there is none in time. For where a daemon has just taken over the
+        memory of the one before, and lets this client in soon."""
+        if os.getpid() != self._pid:
+            return None  # its lock may have been held at the fork
+        with self._connected:
+            self._connected.wait_for(lambda: self.session is not None or self._is_closed, timeout_s)
+        return self.session
+
     def lost(self) -> None:
         """Reconnect now: a request found that the session has ended."""
         self._wake()
@@ -148,6 +158,7 @@ class Link:
         self._thread.join()
         with self._lock:
             session, self._session = self._session, None
+            self._connected.notify_all()
         if session is not None:
             self._send_report(session)
             session.end_session("the Pool was closed")
@@ -184,6 +195,8 @@ class Link:
                 continue
             if self._wait(session, min(self._pause_s(), session.reserved_saves.next_expiry_s())):
                 session.end_session("the daemon closed it")
+            elif session.index.is_taken_over:  # a process that the ended daemon had forked may have the socket open still
+                session.end_session("another daemon has taken over its memory")
             else:
                 self._renew(session)
                 self._report(session)
@@ -196,6 +209,10 @@ class Link:
         self._expiries.end_waiting()
 
     def _try_connect(self, welcome_s: float) -> None:
+        former = self._session
+        if former is not None:
+            former.end_session("another session takes its place")
+            former.stop_saves()  # which another thread may be about to do: the hello says that none writes
         try:
             failpoint.reach("client.connect.before")
             session = Session(
@@ -204,6 +221,7 @@ class Link:
                 endings=self._endings,
                 welcome_s=welcome_s,
                 is_wanted=lambda: not self._is_closed,
+                former=former,
             )
         except Refused as error:
             self.last_error = self._fault = str(error)
@@ -225,8 +243,8 @@ class Link:
         with self._lock:
             previous, self._session = self._session, session
             self._leases_in_use.clear()
+            self._connected.notify_all()
         if previous is not None:
-            previous.end_session("another session has taken its place")
             self.reconnects += 1
         self._session_log.note_begun()
         for listener in tuple(self.connected_listeners):

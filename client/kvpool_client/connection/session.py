@@ -1,7 +1,8 @@
 """Session: one connection to one daemon process, with its socket, its shared memory and its epoch.
 
 A session ends once and for good: when the daemon ends, when an answer is late, or when the Pool closes. A new daemon means a
-new session. Memory stays mapped as long as a running copy needs it, even after the session has ended.
+new session, mostly with the same arena. Memory stays mapped as long as a running copy needs it, even after the session has
+ended.
 
 Any thread may call it. `_turn` is held for a round trip, never while anything else is waited for: threads take turns, and
 waiting for one counts against the caller's own time, up to TURN_FRACTION of it, so that a thread that gets its turn late still
@@ -23,7 +24,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
-from kvpool.ids import EPOCH_BYTES
+from kvpool.ids import EPOCH_BYTES, PAGE_BYTES
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol import columns, versions
@@ -34,6 +35,7 @@ from kvpool.protocol.records import one_way
 from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
 from kvpool_client.connection.reserved_saves import ReservedSaves
+from kvpool_client.connection.shared_arena import SharedArena
 
 Answer = TypeVar("Answer")
 # The longest part of a caller's time that it waits for other threads' requests.
@@ -77,14 +79,17 @@ class Session:
         endings: Endings,
         welcome_s: float,
         is_wanted: Callable[[], bool],
+        former: "Session | None" = None,
     ) -> None:
         """`on_end` is called once, on the thread that ends the session. `endings`: of what its saves and leases leave.
-        `welcome_s`: how long to wait for the daemon's welcome, while `is_wanted`. Raises KVPoolError or OSError, and then
-        leaves nothing open."""
+        `welcome_s`: how long to wait for the daemon's welcome, while `is_wanted`. `former`: the Pool's last session, whose
+        saves are stopped: the daemon learns that, and its arena is used on where it is this daemon's too. Raises KVPoolError or
+        OSError, and then leaves nothing open."""
         self.endings = endings
         self._on_end = on_end
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name)
+        before = (b"", 0) if former is None else (former.epoch, former.welcome.connection)
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name, *before)
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
         # Guarded by _turn: turns of requests, the request that has the turn (or _NO_ANSWER), and on which thread.
@@ -105,8 +110,9 @@ class Session:
         )
         try:
             failpoint.reach("client.connect.after_welcome")
-            self.welcome = self._connection.welcome
-            self.arena, self.index = self._map()
+            self.welcome: m.Welcome = self._connection.welcome
+            self.shared_arena: SharedArena
+            self.shared_arena, self.index = self._map(None if former is None else former.shared_arena)
         except BaseException:
             self._connection.close()
             raise
@@ -118,6 +124,11 @@ class Session:
     def epoch(self) -> bytes:
         """Id of the daemon process: 16 bytes."""
         return self.welcome.epoch
+
+    @property
+    def arena(self) -> kvpool_native.Mapping:
+        """The daemon's arena."""
+        return self.shared_arena.mapping
 
     def fileno(self) -> int:
         """The socket's descriptor, for waiting on its end; -1 when ended."""
@@ -284,11 +295,9 @@ class Session:
             self._has_ended = True
             self.end_reason = self.end_reason or reason
             self.is_alive = False
-            saves, self._saves = self._saves, set()
         if self.welcome.staging_bytes:
             self._connection.hang_up()
-        for run in saves:
-            run.cancel()
+        self.stop_saves()
         self._connection.hang_up()
         has_turn = self._turn.acquire(
             timeout=self._timeout_s * TURN_FRACTION
@@ -297,6 +306,16 @@ class Session:
         if has_turn:
             self._turn.release()
         self._on_end()
+
+    def stop_saves(self) -> None:
+        """Stop every save: when it returns, none writes any more. REQUIRES: the session has ended. Idempotent."""
+        with self._state:
+            assert self._has_ended
+            saves = tuple(self._saves)
+        for run in saves:
+            run.cancel()
+        with self._state:
+            self._saves.difference_update(saves)
 
     def abandon_in_child(self) -> None:
         """In a forked child: close the parent's socket and send nothing. The mappings are not inherited."""
@@ -345,32 +364,31 @@ class Session:
             self._outbox.popleft()
         return deadline.remaining_s()
 
-    def _map(self) -> tuple[kvpool_native.Mapping, kvpool_native.IndexView]:
+    def _map(self, former: "SharedArena | None") -> tuple[SharedArena, kvpool_native.IndexView]:
         if len(self.welcome.epoch) != EPOCH_BYTES:
             raise ProtocolError(f"epoch has {len(self.welcome.epoch)} bytes, expected {EPOCH_BYTES}")
         fds = self._connection.fds
-        if len(fds) not in (2, 3):
-            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2 or 3")
+        has_remote, has_life = self.welcome.remote_bytes > 0, self.welcome.life > 0
+        if len(fds) != 2 + has_remote + has_life:
+            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected {2 + has_remote + has_life}")
         try:
             is_writable = not self.welcome.staging_bytes
-            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=is_writable)
+            arena = SharedArena.of(fds[0], self.welcome.arena_bytes, is_writable=is_writable, former=former)
             index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, writable=False)
-            self._remote = self._map_remote(fds[2:])
-            return arena, kvpool_native.IndexView(index, self._remote)
+            self._remote = self._map_remote(fds[2]) if has_remote else None
+            page = kvpool_native.Mapping.attach(fds[-1], PAGE_BYTES, writable=False) if has_life else None
+            life_page = None if page is None else kvpool_native.LifePage(page)
+            return arena, kvpool_native.IndexView(index, self._remote, life_page, self.welcome.life)
         except (ValueError, OSError, RuntimeError) as error:
             raise KVPoolError(f"the daemon's shared memory cannot be mapped: {error}") from error
         finally:
             while fds:
                 os.close(fds.pop())
 
-    def _map_remote(self, fds: list[int]) -> kvpool_native.RemoteView | None:
-        """The table of other nodes' chunks. None, and their chunks are misses, where there is none that can be read."""
-        if not fds:
-            return None
+    def _map_remote(self, fd: int) -> kvpool_native.RemoteView | None:
+        """The table of other nodes' chunks. None, and their chunks are misses, where it cannot be read."""
         try:
-            return kvpool_native.RemoteView(
-                kvpool_native.Mapping.attach(fds[0], self.welcome.remote_bytes, writable=False)
-            )
+            return kvpool_native.RemoteView(kvpool_native.Mapping.attach(fd, self.welcome.remote_bytes, writable=False))
         except (ValueError, OSError, RuntimeError) as error:
             self.shortcoming = f"the table of other nodes' chunks cannot be read: {error}"
             return None

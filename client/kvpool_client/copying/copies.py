@@ -99,7 +99,7 @@ class Copies:
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
-        # By what was mapped: a session's arena, or its staging memory.
+        # By what was mapped: the arena of a session, and mostly of the next one, or a session's staging memory.
         self._pinned: weakref.WeakKeyDictionary[object, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._tiers: weakref.WeakKeyDictionary[Session, TierMemory] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._runs: weakref.WeakSet[DeviceLoad | DeviceSave] = weakref.WeakSet()  # guarded by _lock
@@ -343,7 +343,7 @@ class Copies:
             return self._tiers.setdefault(session, TierMemory())
 
     def _arena_of(self, session: Session, side: DeviceSide) -> PinnedBytes:
-        return self._pinned_bytes(session, session.arena, side)
+        return self._pinned_bytes(session.shared_arena, session.arena, side)
 
     def _pinned_bytes(self, owner: object, memory: kvpool_native.Mapping, side: DeviceSide) -> PinnedBytes:
         """Shared memory, registered with the driver from the first copy on: for all devices, by the first one."""

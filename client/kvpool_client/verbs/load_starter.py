@@ -74,6 +74,9 @@ class LoadStarter:
         is_live = session is not None and (
             lease.is_live or (may_outlive and not lease.is_released and not lease.is_inherited)
         )
+        if is_live and may_outlive:
+            assert session is not None
+            session = self._with_its_chunks(session)
         # Else the lease was released, or the session has ended.
         reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
         if is_live and any(map(len, rows)):
@@ -101,6 +104,13 @@ class LoadStarter:
             if lease.session is not None:
                 self._link.use_lease(lease.session, lease.id, lease.renewal)
         return load
+
+    def _with_its_chunks(self, session: Session) -> Session:
+        """The session under whose index the chunks of a session's leases can be read: that of now, where the daemon has taken
+        over the memory of the one before. Slots and generations stay, and are looked at as ever."""
+        is_late = session.index.is_taken_over
+        now = self._link.wait_for_session(self._timeout_s) if is_late else self._link.session
+        return now if now is not None and now.shared_arena is session.shared_arena else session
 
     def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
         """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it

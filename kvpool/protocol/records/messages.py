@@ -36,7 +36,8 @@ ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and ask
 @dataclass(slots=True, unsafe_hash=True)
 class Hello:
     """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout. `name`:
-    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone."""
+    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `former_epoch`, `former_connection`: of the client's last
+    connection, to slots of which it writes nothing any more; empty and 0: there was none."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -46,13 +47,17 @@ class Hello:
     layout: list[Any]
     oldest: int = 1
     name: bytes = b""
+    former_epoch: bytes = b""
+    former_connection: int = 0
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Welcome:
     """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place.
     `protocol`: the version that both speak from now on. `remote_bytes`: of the table of other nodes' chunks, whose descriptor
-    is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share."""
+    is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share. `connection`: the number
+    of this one, which none has before or after it while the memory is kept. `life`: of the daemons that have the arena one
+    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -68,6 +73,8 @@ class Welcome:
     protocol: int = 1
     remote_bytes: int = 0
     has_store: bool = False
+    connection: int = 0
+    life: int = 0
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -22,6 +22,7 @@ from typing import Protocol
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.escaping import escaped
+from kvpool.ids import ConnectionId
 from kvpool.memory_limit import describe
 from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
@@ -57,10 +58,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedHello:
-    """The answer to a hello: the welcome, and the descriptors to pass with it."""
+    """The answer to a hello: the welcome, which has the connection's number, and the descriptors to pass with it."""
 
     welcome: m.Welcome
     fds: tuple[int, ...]
+
+    @property
+    def connection(self) -> ConnectionId:
+        """The connection's number."""
+        return ConnectionId(self.welcome.connection)
 
 
 class ConnectionSlots(Protocol):
@@ -75,7 +81,7 @@ class ConnectionSlots(Protocol):
 
 # Decides on a hello (raises Refused); takes the socket over after the handshake.
 Admit = Callable[[m.Hello, Peer], AcceptedHello]
-Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
+Adopt = Callable[[socket.socket, m.Hello, Peer, ConnectionId], Coroutine[None, None, None]]
 # Called with the peer, a code and the reason.
 OnRefused = Callable[[Peer, str, str], None]
 
@@ -218,7 +224,7 @@ class LocalSocket:
             except BaseException:
                 slots.end_handshake(peer)
                 raise
-            await adopt(accepted, hello, peer)
+            await adopt(accepted, hello, peer, admission.connection)
             failpoint.reach("daemon.handshake.after_welcome")
             is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:

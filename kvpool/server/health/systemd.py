@@ -9,7 +9,7 @@ Any thread may call it; each call opens, sends and closes, and blocks for at mos
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -66,20 +66,30 @@ class ServiceManager:
         """The daemon works: restart the manager's watchdog."""
         self._send("WATCHDOG=1")
 
-    def _send(self, *assignments: str) -> None:
+    def store(self, name: str, descriptor: int) -> bool:
+        """Keep a file for the next start of the service; False where the message was not delivered."""
+        return self._send("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", descriptors=(descriptor,))
+
+    def remove_stored(self, name: str) -> bool:
+        """Keep the files of a name no longer; False where the message was not delivered."""
+        return self._send("FDSTOREREMOVE=1", f"FDNAME={name}")
+
+    def _send(self, *assignments: str, descriptors: Sequence[int] = ()) -> bool:
         if self._address is None:
-            return
+            return False
         message = "\n".join(line.replace("\n", " ") for line in assignments).encode()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 # Connected, because only a connected socket waits for room in the manager's queue.
                 sender.settimeout(SEND_TIMEOUT_S)
                 sender.connect(self._address)
-                sender.send(message)
+                socket.send_fds(sender, [message], list(descriptors))
         except OSError as error:
             self._unsent += 1
             level = logging.WARNING if self._unsent == 1 else logging.DEBUG
             log.log(level, "the message %s to the service manager failed: %s", assignments[0], error)
+            return False
+        return True
 
 
 def _address(name: str) -> str | bytes | None:

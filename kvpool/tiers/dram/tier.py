@@ -13,6 +13,7 @@ import errno
 import fcntl
 import itertools
 import logging
+import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,8 +59,19 @@ class DramTier:
     Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
     """
 
-    def __init__(self, geometry: kvpool_native.DirectoryGeometry, config: DramConfig, epoch: bytes) -> None:
-        """Raises MemoryError or OSError where there is not enough memory, ConfigError for a NUMA node that does not exist."""
+    def __init__(
+        self,
+        geometry: kvpool_native.DirectoryGeometry,
+        config: DramConfig,
+        epoch: bytes,
+        *,
+        is_kept: bool = False,
+        former_arena: kvpool_native.Mapping | None = None,
+    ) -> None:
+        """`is_kept`: its records may outlive the process, as `records`; `former_arena`: of a former life, which goes on.
+
+        Raises MemoryError or OSError where there is not enough memory, ConfigError for a NUMA node that does not exist.
+        """
         self.geometry = geometry
         self.capacity_bytes = config.capacity
         self.max_chunks = geometry.max_chunks
@@ -69,12 +81,18 @@ class DramTier:
         self._collapsed = itertools.count()  # guarded by _lock
         self._huge_bytes = 0  # guarded by _lock
         self._resident_bytes = 0  # guarded by _lock
-        self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
+        if former_arena is None:
+            self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
+        else:
+            self.arena, self._mode, self._shortfall = former_arena, *_pages_of(former_arena, huge_pages)
         if self._shortfall:
             log.warning("%s", self._shortfall)
         numa_nodes.place_arena(self.arena, config.numa)
         self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
-        self.directory = kvpool_native.Directory(self.arena, self.index, geometry, epoch, config.policy)
+        self.records = kvpool_native.Mapping.create("kvpool-records", geometry.records_bytes) if is_kept else None
+        self.directory = kvpool_native.Directory(
+            self.arena, self.index, geometry, epoch, config.policy, records=self.records
+        )
 
     def __repr__(self) -> str:
         use = self.page_use()
@@ -93,8 +111,8 @@ class DramTier:
         self.index.seal_read_only()
         if is_arena_read_only:
             self.arena.seal_read_only()
-            return
-        fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        elif not fcntl.fcntl(self.arena.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:  # a former life has not sealed it
+            fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def prefault_next(self) -> int | None:
         """Fault in the next segment. Returns its number, or None when all are done. Blocks."""
@@ -162,17 +180,21 @@ def check_memory_fits(
     config: DramConfig,
     further_entries: int,
     root: Path = Path("/"),
+    *,
     upper: kvpool_native.DirectoryGeometry | None = None,
+    resident_bytes: int = 0,
 ) -> None:
     """Raises MemoryError where this machine lacks the memory that arena and index need.
 
-    `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`.
+    `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`. `resident_bytes`: of an
+    arena that is there already.
     """
     free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
 
     def needed_by(capacity: int) -> int:
         geometry = plan_geometry(replace(config, capacity=capacity), further_entries, upper)
-        return geometry.index_bytes + (0 if geometry.arena_bytes <= free_huge else geometry.arena_bytes)
+        new_bytes = max(geometry.arena_bytes - resident_bytes, 0)
+        return geometry.index_bytes + (0 if new_bytes <= free_huge else new_bytes)
 
     check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)
 
@@ -184,6 +206,16 @@ def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:
             f"a chunk of this layout has {write_size(chunk_bytes)}, dram.capacity is {write_size(capacity)}: "
             "no chunk can be stored"
         )
+
+
+def _pages_of(arena: kvpool_native.Mapping, huge_pages: str) -> tuple[str, str]:
+    """The mode of the pages of a former life's arena, and why they are not those of the configuration (else empty)."""
+    if os.fstat(arena.fd).st_blksize == HUGE_PAGE_BYTES:
+        return "hugetlb", ""
+    shortfall = (
+        "dram.huge_pages is hugetlb, and the arena of the life before has none" if huge_pages == "hugetlb" else ""
+    )
+    return "base" if huge_pages == "off" else "collapse", shortfall
 
 
 def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str, str]:

@@ -67,6 +67,34 @@ TEST(a_failed_landing_or_a_freed_slot_ends_the_load_at_that_chunk) {
   }
 }
 
+TEST(nothing_more_counts_of_an_arena_that_a_later_life_has_taken_over) {
+  for (const bool is_set : {false, true}) {
+    CopySetting setting(3, 2, 4096, 23);
+    const LifePage page(Mapping::create("test-life", PAGE_BYTES, false).mapping);
+    page.begin(4);
+    setting.index = IndexView::attach(setting.words, nullptr, IndexLife{page, 4});
+    setting.table->set_landed(setting.slot(1), 1);
+    LoadPlan plan = setting.load_plan();
+    plan.is_set = is_set;
+    CopyPool pool(1);
+    const auto job = start_load(pool, std::move(plan));
+    EXPECT(job->wait_extent(0, LONG_S) == ExtentState::IN_PLACE);
+    EXPECT(!job->wait(0.01));
+    page.begin(5);
+    // What the slot gets now, the old index never learns: its words stand as they were.
+    setting.extent(1, 1)[0] ^= 0xFF;
+    setting.table->set_landed(setting.slot(1), 2);
+    EXPECT(job->wait(LONG_S));
+    if (is_set) {
+      EXPECT(job->reasons()[1] == LoadReason::GONE);
+    } else {
+      EXPECT(job->chunks() <= 1 && job->reason() == LoadReason::GONE);
+    }
+    const auto late = start_load(pool, setting.load_plan());
+    expect_loaded(setting, *late, 0, LoadReason::GONE);
+  }
+}
+
 namespace {
 
 uint64_t thread_switches() {

@@ -59,6 +59,21 @@ TEST(reader_sees_header_and_refuses_other_regions) {
   EXPECT(IndexView::attach(copy) == nullptr);
 }
 
+TEST(generations_are_of_one_life) {
+  Index index(128);
+  index.table.open_slot(slot_at(7), 0);
+  index.table.set_generation(slot_at(7), 5);
+  const LifePage page(Mapping::create("life", PAGE_BYTES, false).mapping);
+  EXPECT(page.life() == 0);
+  const auto view = IndexView::attach(index.mapping, nullptr, IndexLife{page, 3});
+  EXPECT(view->generation_at(slot_at(7)) == 0);  // its life has not begun
+  page.begin(3);
+  EXPECT(view->generation_at(slot_at(7)) == 5);
+  page.begin(4);
+  EXPECT(view->generation_at(slot_at(7)) == 0);
+  EXPECT(index.reader->generation_at(slot_at(7)) == 5);  // of an arena that nobody takes over
+}
+
 TEST(words_outside_the_regions_read_as_absent) {
   Index index(128);
   const uint32_t sums[4] = {1, 2, 3, 4};

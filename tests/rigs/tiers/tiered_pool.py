@@ -18,6 +18,7 @@ from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.states import Level, SaveState
+from kvpool.tiers.dram.kept.kept_memory import KeptMemory
 from kvpool.tiers.slots import SlotSizes
 from tests.rigs.reserve_requests import reserve_alone
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
@@ -48,7 +49,8 @@ def medium_of(chunks: int) -> Medium:
 class TieredPool:
     """One life of a pool.
 
-    `tiers`: the lower tiers, one for each medium, the fastest first. `kinds`: planners of further tiers.
+    `tiers`: the lower tiers, one for each medium, the fastest first. `kinds`: planners of further tiers. `kept`: what
+    outlives it.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class TieredPool:
         levels: Sequence[Level] = (Level.SSD,),
         kinds: Sequence[Planner] = (),
         layout: Layout = LAYOUT,
+        kept: KeptMemory | None = None,
     ) -> None:
         self.layout = layout
         self.tiers: list[MemoryTier] = []
@@ -72,7 +75,7 @@ class TieredPool:
             "dram.connection_quota=1.0",
             *options,
         ]
-        self.pool = Pool(load_config(None, wanted), MonotonicClock(), [*planners, *kinds])
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), [*planners, *kinds], kept)
         self.session = self.pool.open_session(ConnectionId(1), "model", layout)
         self.arena = self.pool._dram.arena.view()
 

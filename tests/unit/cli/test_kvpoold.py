@@ -139,7 +139,8 @@ from kvpool.server.app import App
 before = []
 App.__init__, made = lambda *given: (before.append(gc.isenabled()), made(*given))[1], App.__init__
 App._begin_serving = lambda *_: (print(*before, *sorted({HEAVY!r} & set(sys.modules)), flush=True), os._exit(0))
-sys.argv = ["kvpoold", "--set", "server.socket={tmp_path}/s", "--set", "dram.capacity=64MiB", "--set", "dram.prefault=false"]
+sys.argv = ["kvpoold", "--set", "server.socket={tmp_path}/s", "--set", "dram.capacity=64MiB", "--set", "dram.prefault=false",
+            "--set", "server.keep_memory=off"]
 kvpoold.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)

@@ -112,6 +112,7 @@ def start_daemon(socket: str, capacity: int, *options: str) -> "subprocess.Popen
         "dram.capacity": f"{capacity}B",
         "dram.connection_quota": "1.0",
         "log.level": "warning",
+        "server.keep_memory": "off",  # the next measurement needs the memory
     }
     sets = [f"--set={name}={value}" for name, value in named.items()]
     return start_bound("kvpool.cli.kvpoold", [*sets, *(f"--set={option}" for option in options)])

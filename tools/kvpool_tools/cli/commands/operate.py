@@ -11,7 +11,10 @@ import click
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import InvalidArgument
+from kvpool.ownership import is_served
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.server.keeping.own_keeper import drop_everything
+from kvpool.tiers.dram.kept.keeper import KeeperFault
 from kvpool.units import format_size, parse_duration
 from kvpool_tools.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_durable, require_model
 from kvpool_tools.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line, print_section
@@ -101,7 +104,8 @@ def flush(
 ) -> None:
     """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where there is no such
     model, and where a restart may bring some back (`durable` with --json), because the SSD tier is not open or could not write
-    it down.
+    it down. With --all and without a daemon, a keeper process drops the memory that it has for the next one (`kept_bytes` with
+    --json).
 
     With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
     could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
@@ -124,6 +128,8 @@ def flush(
     what += f" in tier {tier}" if tier else ""
     if not yes and not _is_confirmed(f"Drop {what} at {options.socket_path}?"):
         fail("nothing was dropped", EXIT_FAILURE)
+    if is_all and not tier and _has_dropped_kept(options):
+        return
     with options.connect() as connection:
         if model is not None:
             require_model(connection, model)
@@ -135,6 +141,23 @@ def flush(
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
     if not report["durable"]:
         fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)
+
+
+def _has_dropped_kept(options: Options) -> bool:
+    """Whether there is no daemon, and a keeper process that has dropped what it had."""
+    try:
+        kept_bytes = None if is_served(options.socket_path) else drop_everything(options.socket_path)
+    except OSError:  # it is no socket, or nobody says who is there: what connects finds out
+        return False
+    except KeeperFault as error:
+        fail(f"no daemon runs, and the memory that is kept for the next one cannot be dropped: {error}", EXIT_FAILURE)
+    if kept_bytes is None:
+        return False
+    if options.is_json:
+        print_json({"kept_bytes": kept_bytes})
+    else:
+        print_line(f"no daemon runs; dropped {format_size(kept_bytes)} of memory that was kept for the next one")
+    return True
 
 
 def _is_confirmed(question: str) -> bool:

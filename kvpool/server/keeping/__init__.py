@@ -1,0 +1,1 @@
+"""Keepers of the daemon's memory, and the choice between them."""

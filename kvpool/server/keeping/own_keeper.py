@@ -1,0 +1,225 @@
+"""Own keeper: the keeper process of a daemon, which serves at `<server.socket>.keep`. Where there is none, one is started.
+
+The daemon makes the listening socket and leaves it to the process: so it has the daemon's place and rights from the beginning,
+and nobody waits for it. Who is at the other end is asked of the kernel. The connection lasts as long as the daemon's life: its
+end is how the keeper knows of that.
+
+Control thread only. Each call waits ANSWER_S at most, and `take_memory` BUSY_S for a daemon that is just ending.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from kvpool.clock import Deadline
+from kvpool.ownership import peer_of
+from kvpool.server.keeping import keeper_process
+from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".keep"
+ANSWER_S = 5.0
+BACKLOG = 4
+BUSY_S = 5.0
+LOOK_S = 0.02
+# The variables that the process gets: they say where the interpreter's own libraries are.
+_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
+_FD_BYTES = 4
+_BLOCK_BYTES = 512  # of st_blocks
+assert FILES_MAX == keeper_process.FILES_MAX
+
+
+class KeeperGone(KeeperFault):
+    """The process has ended."""
+
+
+class KeeperBusy(KeeperFault):
+    """The process serves another one."""
+
+
+class OwnKeeper:
+    """The keeper process of one daemon's socket; see the module. Invariant: `pid` is 0 while there is no connection."""
+
+    def __init__(self, socket_path: str, keep_s: float, busy_s: float = BUSY_S) -> None:
+        """`keep_s`: for how long it keeps memory without a daemon; `busy_s`: how long the end of another one's connection is
+        waited for."""
+        self._path = socket_path + SUFFIX
+        self._keep_s = keep_s
+        self._busy_s = busy_s
+        self._connection: socket.socket | None = None
+        self.pid = 0
+
+    def __repr__(self) -> str:
+        return f"<OwnKeeper {self.pid} at {self._path}>"
+
+    @property
+    def name(self) -> str:
+        """What it is, with its process where there is one."""
+        return f"kvpool-keeper (process {self.pid})" if self.pid else "kvpool-keeper"
+
+    def keeps_through(self, *, is_restart: bool) -> bool:
+        """Whether the memory outlives an end of the daemon."""
+        del is_restart
+        return True
+
+    def take_memory(self) -> dict[str, int]:
+        """See `Keeper`."""
+        if self._connection is None and not self._connect_in_time():
+            return {}
+        answer, descriptors = self._ask("take")
+        return dict(zip(answer[1:], descriptors, strict=True))
+
+    def give_memory(self, name: str, descriptor: int) -> None:
+        """See `Keeper`."""
+        if self._connection is None and not self._connect():
+            self._start()
+        self._ask(f"give {name}", descriptor)
+
+    def drop_memory(self, names: Collection[str]) -> None:
+        """See `Keeper`."""
+        if names and (self._connection is not None or self._connect()):
+            self._ask(" ".join(["drop", *names]))
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of the connection, which is readable when the process has ended; None without one."""
+        return None if self._connection is None else self._connection.fileno()
+
+    def close(self) -> None:
+        """Leave it: it ends where it has nothing, else after its time."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self.pid = None, 0
+
+    def _connect_in_time(self) -> bool:
+        """As `_connect`, but a connection that has not ended yet is waited for: of a daemon that has just left its socket."""
+        deadline, never = Deadline(self._busy_s), threading.Event()
+        while not deadline.has_passed():
+            with contextlib.suppress(KeeperBusy):  # it is tried again
+                return self._connect()
+            never.wait(LOOK_S)
+        return self._connect()
+
+    def _connect(self) -> bool:
+        """Connect to the process; False where there is none. Raises KeeperFault where another one is there."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(ANSWER_S)
+        try:
+            connection.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return False
+        except OSError as error:
+            connection.close()
+            raise KeeperFault(
+                f"nobody can be reached at {self._path}: {error.strerror or 'it does not answer'}"
+            ) from error
+        uid = peer_of(connection)[1]
+        if uid != os.geteuid():
+            connection.close()
+            raise KeeperFault(f"{self._path} is served by uid {uid}, expected uid {os.geteuid()}")
+        try:
+            self._greet(connection)
+        except KeeperGone:  # its time was over just now
+            return False
+        return True
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Be the one that is served. Raises KeeperFault."""
+        self._connection = connection
+        answer, _ = self._receive("its connection")
+        if len(answer) != 1 or not answer[0].isdecimal():
+            self.close()
+            raise KeeperFault(f"{self._path} is served by something else")
+        self._ask(f"hello {int(self._keep_s)}")
+        self.pid = int(answer[0])
+
+    def _start(self) -> None:
+        """Start the process. Raises KeeperFault."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with listener:
+                Path(self._path).unlink(missing_ok=True)  # nobody serves there
+                listener.bind(self._path)
+                os.chmod(self._path, 0o600)
+                listener.listen(BACKLOG)
+                connection.settimeout(ANSWER_S)
+                connection.connect(self._path)  # answered as soon as the process runs
+                started = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
+                    [sys.executable, "-I", "-S", keeper_process.__file__, str(int(self._keep_s))],
+                    stdin=listener.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd="/",
+                    env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+                )
+            self._greet(connection)
+            started.wait(ANSWER_S)  # it has left a child behind, which is nobody's
+        except (OSError, subprocess.SubprocessError) as error:
+            connection.close()
+            raise KeeperFault(f"the keeper's process cannot be started at {self._path}: {error}") from error
+
+    def _ask(self, request: str, descriptor: int | None = None) -> tuple[list[str], list[int]]:
+        """The words of an answer, and its descriptors. Raises KeeperFault, and is not connected then."""
+        assert self._connection is not None
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        try:
+            self._connection.sendmsg([request.encode()], rights)
+        except OSError as error:
+            self.close()
+            raise KeeperGone(f"it has gone: {error.strerror}") from error
+        return self._receive(request.split()[0])
+
+    def _receive(self, what: str) -> tuple[list[str], list[int]]:
+        """As `_ask`, of an answer to what was asked."""
+        assert self._connection is not None
+        try:
+            packet, ancillary, flags, _ = self._connection.recvmsg(
+                keeper_process.PACKET_BYTES, socket.CMSG_SPACE(FILES_MAX * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError as error:
+            self.close()
+            raise KeeperGone("it has ended") from error
+        except OSError as error:
+            self.close()
+            raise KeeperFault(f"it does not answer {what}: {error.strerror or 'not in time'}") from error
+        descriptors = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        words = packet.decode("ascii", "replace").split()
+        if words[:1] != ["ok"] or flags & socket.MSG_CTRUNC:
+            for one in descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(one)
+            self.close()
+            if not words:
+                raise KeeperGone("it has ended")
+            if words[:2] == ["no", "busy"]:
+                raise KeeperBusy(f"it serves process {words[-1]}")
+            raise KeeperFault(" ".join(words[1:]) if words[0] == "no" else "too few descriptors are left here")
+        return words[1:], descriptors
+
+
+def drop_everything(socket_path: str) -> int | None:
+    """Have the keeper process of a socket without a daemon drop what it has, and end; the bytes of memory that were in it. None
+    where there is no such process. Raises KeeperFault."""
+    keeper = OwnKeeper(socket_path, 0)
+    try:
+        found = keeper.take_memory()
+        if not keeper.pid:
+            return None
+        kept_bytes = sum(os.fstat(descriptor).st_blocks * _BLOCK_BYTES for descriptor in found.values())
+        for descriptor in found.values():
+            os.close(descriptor)
+        keeper.drop_memory(found)
+    finally:
+        keeper.close()
+    return kept_bytes

@@ -1,0 +1,1 @@
+"""Kept memory: the arena outlives the daemon that made it."""

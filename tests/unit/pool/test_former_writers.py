@@ -1,0 +1,172 @@
+"""Former writers: slots of a former life are withheld until whoever may write to them is proven to have stopped."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from kvpool.index.holders import Holder, Process, process_of
+from kvpool.pool import former_writers as module
+from kvpool.pool.former_writers import DAEMON, SEVERAL, FormerWriters
+
+EPOCH, USER = b"e" * 16, 1000
+HERE = process_of(os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """See `WithheldShare`."""
+
+    holder: int
+    slots: int
+    bytes: int
+
+
+class Slots:
+    """Withheld slots by holder, of 10 bytes each."""
+
+    def __init__(self, slots: dict[int, int]) -> None:
+        self.slots = slots
+
+    def withheld(self) -> "list[Share]":
+        """See `Withholding`."""
+        return [Share(holder, slots, 10 * slots) for holder, slots in sorted(self.slots.items())]
+
+    def release_withheld(self, holder: int) -> int:
+        """See `Withholding`."""
+        return self.slots.pop(holder, 0)
+
+
+class World:
+    """Former writers over slots; what they forget and how often they have made room."""
+
+    def __init__(self, slots: dict[int, int], processes: dict[int, Process], *, is_book_whole: bool = True) -> None:
+        self.slots = Slots(slots)
+        self.forgotten: list[int] = []
+        self.rooms = 0
+        self.writers = FormerWriters(
+            self.slots,
+            [Holder(number, process, EPOCH, USER) for number, process in processes.items()],
+            is_book_whole=is_book_whole,
+            forget=self.forgotten.append,
+            on_room=self._note_room,
+        )
+
+    def _note_room(self) -> None:
+        self.rooms += 1
+
+
+@contextmanager
+def running() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing until it is killed."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_slots_of_a_process_that_runs_are_withheld() -> None:
+    world = World({5: 3}, {5: HERE})
+    assert world.writers.report() == {
+        "dram_withheld_slots": 3,
+        "dram_withheld_bytes": 30,
+        "dram_former_writers": 1,
+    }
+    assert world.forgotten == []
+    assert world.writers.verify() == []
+
+
+def test_what_the_former_daemon_wrote_itself_is_free_at_once() -> None:
+    world = World({DAEMON: 2}, {5: HERE})
+    assert world.slots.slots == {}
+    assert world.forgotten == [5], "it holds nothing back"
+    assert world.writers.report() == {}
+
+
+def test_a_process_that_has_ended_writes_no_more_reaped_or_not() -> None:
+    with running() as reaped, running() as zombie:
+        processes = {1: process_of(reaped.pid), 2: process_of(zombie.pid), 3: HERE}
+        reaped.kill()
+        reaped.wait()
+        zombie.kill()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        world = World({1: 1, 2: 1, 3: 1}, processes)
+        assert world.slots.slots == {3: 1}
+        assert sorted(world.forgotten) == [1, 2]
+
+
+def test_a_number_that_another_process_has_now_is_no_writer() -> None:
+    world = World({1: 1}, {1: Process(HERE.pid, HERE.start - 1)})
+    assert world.slots.slots == {}
+
+
+def test_a_process_whose_start_is_hidden_may_run_still() -> None:
+    world = World({1: 1}, {1: Process(HERE.pid)})
+    assert world.slots.slots == {1: 1}
+
+
+@pytest.mark.parametrize("other", ["epoch", "number", "pid", "user"])
+def test_nobody_speaks_for_another_process(other: str) -> None:
+    world = World({5: 3}, {5: HERE})
+    world.writers.note_return(
+        b"x" * 16 if other == "epoch" else EPOCH,
+        6 if other == "number" else 5,
+        pid=HERE.pid + (other == "pid"),
+        user=USER + (other == "user"),
+    )
+    assert world.slots.slots == {5: 3}
+
+
+def test_a_client_that_is_back_frees_what_it_wrote_alone() -> None:
+    world = World({5: 3, 7: 1}, {5: HERE, 7: HERE})
+    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, world.forgotten, world.rooms) == ({7: 1}, [5], 1)
+    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    assert world.rooms == 1, "once"
+    world.writers.note_return(EPOCH, 7, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, sorted(world.forgotten), world.rooms) == ({}, [5, 7], 2)
+    assert world.writers.verify() == []
+
+
+def test_what_several_wrote_is_free_when_the_last_writer_has_stopped() -> None:
+    world = World({SEVERAL: 4}, {5: HERE, 7: HERE})
+    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, world.rooms) == ({SEVERAL: 4}, 0)
+    world.writers.note_return(EPOCH, 7, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, world.rooms) == ({}, 1)
+
+
+def test_a_writer_that_no_book_has_had_ended_unless_the_book_is_damaged() -> None:
+    assert World({9: 1, SEVERAL: 1}, {}).slots.slots == {}
+    damaged = World({9: 1, 5: 1, SEVERAL: 1}, {5: HERE}, is_book_whole=False)
+    damaged.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    assert damaged.slots.slots == {9: 1, SEVERAL: 1}
+    assert damaged.writers.verify() == []
+
+
+def test_a_look_finds_each_process_that_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "LOOKED_AT_ONCE", 2)
+
+    async def run() -> World:
+        with running() as first, running() as last:
+            processes = {1: process_of(first.pid), 2: HERE, 3: HERE, 4: HERE, 5: process_of(last.pid)}
+            world = World(dict.fromkeys(processes, 1), processes)
+            world.writers.start()
+            for process in (first, last):
+                process.kill()
+                process.wait()
+            while len(world.slots.slots) > 3:
+                await asyncio.sleep(0)
+            world.writers.cancel()
+        return world
+
+    world = asyncio.run(run())
+    assert sorted(world.slots.slots) == [2, 3, 4]
+    assert sorted(world.forgotten) == [1, 5]
+    assert world.rooms == 2

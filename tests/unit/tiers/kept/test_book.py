@@ -1,0 +1,166 @@
+"""Book of a life: what was entered is read, what was cut off or damaged is not, and it never grows."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kvpool.ids import PAGE_BYTES
+from kvpool.index.holders import Holder, Process
+from kvpool.tiers.dram.kept import book as books
+from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempt, read_book
+from tests.rigs.daemon import SMALL
+
+PLACES = 5
+HEAD = {"epoch": b"e" * 16, "files": {"arena": [1, 2, 3]}, "process": [4, 5]}
+
+
+@pytest.fixture
+def book() -> Iterator[Book]:
+    """A new one."""
+    made = Book(HEAD, PLACES)
+    yield made
+    made.close()
+
+
+def _holder(number: int) -> Holder:
+    return Holder(number, Process(1000 + number, 7 * number), bytes([number]) * 16, 70_000)
+
+
+def _fill(book: Book, numbers: Iterator[int]) -> None:
+    for number in numbers:
+        book.add_namespace(number, "model", SMALL)
+
+
+def test_everything_entered_is_read_again(book: Book) -> None:
+    for rank in range(2):
+        book.add_namespace(rank, f"model@{rank}", SMALL.for_rank(0))
+    for number in range(1, 4):
+        book.enter_holder(_holder(number))
+    book.remove_holder(2)
+    book.mark_complete()
+    content = read_book(book.descriptor)
+    assert {name: content.head[name] for name in HEAD} == HEAD
+    assert content.namespaces == {rank: (f"model@{rank}", SMALL.for_rank(0)) for rank in range(2)}
+    assert content.holders == (_holder(1), _holder(3))
+    assert content.attempts == 0
+
+
+def test_a_number_that_is_given_again_stands_for_the_later_namespace(book: Book) -> None:
+    book.add_namespace(3, "before", SMALL)
+    book.add_namespace(3, "after", SMALL)
+    book.mark_complete()
+    assert read_book(book.descriptor).namespaces == {3: ("after", SMALL)}
+
+
+def test_a_namespace_that_was_given_back_is_none(book: Book) -> None:
+    for number in range(3):
+        book.add_namespace(number, "model", SMALL)
+    book.remove_namespace(1)
+    book.mark_complete()
+    assert set(read_book(book.descriptor).namespaces) == {0, 2}
+
+
+def test_the_highest_number_of_a_holder_stays_when_it_has_gone(book: Book) -> None:
+    for number in (3, 9, 5):
+        book.enter_holder(_holder(number))
+    book.remove_holder(9)
+    book.mark_complete()
+    content = read_book(book.descriptor)
+    assert (content.last_holder, content.damaged_holders) == (9, 0)
+
+
+def test_a_book_that_was_not_finished_is_not_believed(book: Book) -> None:
+    book.add_namespace(0, "model", SMALL)
+    with pytest.raises(BadBook, match="never finished"):
+        read_book(book.descriptor)
+
+
+def test_each_reader_is_counted(book: Book) -> None:
+    book.mark_complete()
+    for attempt in range(4):
+        assert read_book(book.descriptor).attempts == attempt
+        note_attempt(book.descriptor, attempt)
+
+
+def test_a_place_is_used_again_and_one_too_many_is_refused(book: Book) -> None:
+    for number in range(1, PLACES + 1):
+        book.enter_holder(_holder(number))
+    with pytest.raises(BookFull):
+        book.enter_holder(_holder(99))
+    book.remove_holder(4)
+    book.remove_holder(4)
+    book.enter_holder(_holder(99))
+    book.mark_complete()
+    assert {holder.number for holder in read_book(book.descriptor).holders} == {1, 2, 3, 5, 99}
+
+
+def test_the_log_has_an_end_and_nothing_is_half_entered(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "LOG_BYTES", 4096)
+    small = Book(HEAD, PLACES)
+    numbers = iter(range(10_000))
+    with pytest.raises(BookFull):
+        _fill(small, numbers)
+    small.mark_complete()
+    assert 10 < next(numbers) - 1 == len(read_book(small.descriptor).namespaces)
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(small.descriptor, 1 << 30)
+    small.close()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 20])
+def test_an_entry_that_was_cut_off_ends_the_log(book: Book, cut: int) -> None:
+    book.add_namespace(0, "kept", SMALL)
+    end = book._end
+    book.add_namespace(1, "cut off", SMALL)
+    whole = os.pread(book.descriptor, book._end - end, end)
+    os.pwrite(book.descriptor, whole[:cut].ljust(len(whole), b"\0"), end)
+    book.mark_complete()
+    assert read_book(book.descriptor).namespaces == {0: ("kept", SMALL)}
+
+
+def test_flipped_bits_are_never_another_entry(book: Book) -> None:
+    seed = 20261201
+    print(f"seed {seed}")
+    randomly = random.Random(seed)
+    for number in range(8):
+        book.add_namespace(number, f"model-{number}", SMALL)
+    for number in range(1, PLACES + 1):
+        book.enter_holder(_holder(number))
+    book.mark_complete()
+    expected = read_book(book.descriptor)
+    size = book._end
+    clean = os.pread(book.descriptor, size, 0)
+    refused = 0
+    for _ in range(1000):
+        bit = randomly.randrange(size * 8)
+        os.pwrite(book.descriptor, bytes([clean[bit // 8] ^ 1 << bit % 8]), bit // 8)
+        try:
+            found = read_book(book.descriptor)
+        except BadBook:
+            refused += 1
+        else:
+            assert found.head == expected.head
+            assert found.namespaces.items() <= expected.namespaces.items()
+            assert set(found.holders) <= set(expected.holders)
+            assert found.damaged_holders >= len(expected.holders) - len(found.holders)
+        os.pwrite(book.descriptor, clean[bit // 8 : bit // 8 + 1], bit // 8)
+    assert 0 < refused < 1000
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * PAGE_BYTES, os.urandom(3 * PAGE_BYTES), b"kvpbook1" + b"\xff" * 8192])
+def test_what_is_no_book_is_refused(content: bytes) -> None:
+    descriptor = os.memfd_create("none")
+    os.write(descriptor, content)
+    with pytest.raises(BadBook):
+        read_book(descriptor)
+    os.close(descriptor)
+
+
+def test_it_takes_the_pages_it_has_written(book: Book) -> None:
+    book.enter_holder(_holder(1))
+    book.add_namespace(0, "model", SMALL)
+    assert os.fstat(book.descriptor).st_size > books.LOG_BYTES
+    assert os.fstat(book.descriptor).st_blocks * 512 <= 4 * PAGE_BYTES
+    assert PLACE_BYTES * PLACES < PAGE_BYTES
