@@ -311,7 +311,7 @@ test-lmcache: setup
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
-FUZZ_TARGETS := key_hash index_view remote_view copy_plan directory tiers ssd_header pulled_stream lease_frames
+FUZZ_TARGETS := key_hash index_view remote_view copy_plan directory former_life tiers ssd_header pulled_stream lease_frames
 CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
 FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 

@@ -18,6 +18,7 @@ from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, fault
 from kvpool.pool.lower_tiers import plan_tiers
 from kvpool.server.connections.local_socket import bound_name
 from kvpool.server.descriptor_room import descriptor_limit, plan_descriptors
+from kvpool.server.keeping.own_keeper import SUFFIX
 from kvpool.server.listeners import fault_of_address, listens_at
 from kvpool.tiers.dram.memory_room import free_huge_bytes
 from kvpool.tiers.dram.numa import check_numa
@@ -68,7 +69,10 @@ def lacks_that_refuse(config: Config) -> Iterator[str]:
         return
     plans = plan_tiers(config)
     try:
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
+        if not listens_at(
+            config.server.socket + SUFFIX
+        ):  # a keeper has the memory, and gives it up where it does not fit
+            check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
     except MemoryError as error:
         yield str(error)
     named = [*config.events.endpoints, ("server.metrics", str(config.server.metrics or ""))]

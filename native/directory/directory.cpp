@@ -193,6 +193,7 @@ void Directory::hide(RecordId id) noexcept {
     table_.end_landing(record.page);  // it was offered to others
   }
   table_.set_generation(record.page, 0);
+  keep_order();  // a later life takes nothing of the record from now on
   records_.detach(id);
   if (record.state == ChunkState::READY) {
     NamespaceCounts& counts = namespaces_[record.owner.value()];

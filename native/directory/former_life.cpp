@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "records/kept_tokens.h"
 
 namespace kvpool {
 namespace {
@@ -62,7 +63,7 @@ bool FormerLife::is_sealed(uint32_t id) const noexcept {
     return false;
   }
   const uint64_t above = has_parent ? records_[seal.parent].generation : 0;
-  return seal.crc == seal_of(of, RecordId(id), seal.parent, above);
+  return seal.crc == seal_of(of, RecordId(id), above);
 }
 
 std::optional<KeptRun> FormerLife::run_at(PageIndex page) const noexcept {
@@ -85,6 +86,10 @@ std::optional<std::span<const uint32_t>> FormerLife::published(const ChunkRecord
   }
   const uint32_t* const sums = words_.find_checksums(*words, extents);
   return sums == nullptr ? std::nullopt : std::optional(std::span(sums, extents));
+}
+
+std::span<const int32_t> FormerLife::tokens(uint32_t id) const noexcept {
+  return read_cell(kept_.tokens(), kept_.shape().token_bytes, seal(id).tokens, records_[id].generation);
 }
 
 void FormerLife::prefetch(uint32_t id) const noexcept {

@@ -2,6 +2,7 @@
 #include "records/chunk_records.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -10,28 +11,12 @@
 #include "checksum/crc32c.h"
 
 namespace kvpool {
-namespace {
-
-// What a seal is the checksum of.
-struct Sealed {
-  ChunkKey key;
-  uint64_t generation;
-  uint64_t parent_generation;
-  uint64_t page;
-  uint32_t id;
-  uint32_t parent;
-  uint32_t owner;
-  uint32_t depth;
-};
-static_assert(sizeof(Sealed) == 72);
-
-}  // namespace
-
-uint32_t seal_of(const ChunkRecord& record, RecordId id, uint32_t parent, uint64_t parent_generation) noexcept {
-  const Sealed sealed{record.key, record.generation,    parent_generation, record.page.value(),
-                      id.value(), parent, record.owner.value(), record.depth};
-  const uint32_t crc = crc32c(0, reinterpret_cast<const uint8_t*>(&sealed), sizeof(sealed));
-  return crc == 0 ? 1 : crc;
+// Its depth follows from its parent's, and a generation names one chunk alone.
+uint32_t seal_of(const ChunkRecord& record, RecordId id, uint64_t parent_generation) noexcept {
+  const ChunkKey& key = record.key;
+  const uint32_t crc = crc32c_of(std::array{key.words[0], key.words[1], key.words[2], key.words[3], record.generation, parent_generation,
+                                            record.page.value(), uint64_t{record.owner.value()} << 32 | id.value()});
+  return crc + (crc == 0 ? 1U : 0U);
 }
 
 ChunkRecords::ChunkRecords(uint32_t capacity) : ChunkRecords(nullptr, KeptShape{.max_chunks = capacity}) {}
@@ -59,7 +44,7 @@ void ChunkRecords::write_seal(RecordId id, HolderId writer) noexcept {
   seal.holder = writer.value();
   seal.parent = record.parent.value();
   keep_order();
-  seal.crc = seal_of(record, id, seal.parent, above);
+  seal.crc = seal_of(record, id, above);
 }
 
 void ChunkRecords::raise_generations_end(uint64_t generation) noexcept {
@@ -72,7 +57,7 @@ bool ChunkRecords::is_sealed(RecordId id) const noexcept {
   const ChunkRecord& record = records_[id.value()];
   const RecordSeal& seal = seals_[id.value()];
   const uint64_t above = record.parent.valid() ? records_[record.parent.value()].generation : 0;
-  return seal.parent == record.parent.value() && seal.crc == seal_of(record, id, seal.parent, above);
+  return seal.parent == record.parent.value() && seal.crc == seal_of(record, id, above);
 }
 
 void ChunkRecords::copy_for_child() {
@@ -120,6 +105,8 @@ void ChunkRecords::release(RecordId id) noexcept {
   KVPOOL_CHECK(!record.first_child.valid());
   KVPOOL_CHECK(record.holds == 0);
   KVPOOL_CHECK(record.pins == 0);
+  record.state = ChunkState::FREE;
+  keep_order();
   record = ChunkRecord{};
   record.newer = first_free_;
   first_free_ = id;

@@ -30,17 +30,21 @@ inline ChunkKey key_of(uint64_t id) { return ChunkKey::from_bytes(pack({id}).dat
 struct Pool {
   explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20,
                 PolicyKind policy = PolicyKind::LRU, uint32_t further_entries = 0, const DirectoryGeometry* device = nullptr)
-      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries, device)),
-        arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
-        index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
-        directory(arena, index, geometry, EPOCH, Tier::DRAM, policy),
-        view(IndexView::attach(index)),
-        owner(directory.add_namespace()),
-        small(*directory.add_class(CHUNK, EXTENTS)) {
+      : Pool(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries, device), nullptr, nullptr, policy) {
     for (uint32_t segment = 0; ready && segment < geometry.arena.segments; ++segment) {
       directory.mark_segment_ready(segment);
     }
   }
+  // Over an arena of a former life, if there is one, with its records in this region, if there is one. No segment is ready.
+  Pool(const DirectoryGeometry& sizes, std::shared_ptr<Mapping> former_arena, std::shared_ptr<Mapping> kept, PolicyKind policy)
+      : geometry(sizes),
+        arena(former_arena != nullptr ? std::move(former_arena) : Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
+        index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
+        records(std::move(kept)),
+        directory(arena, index, geometry, EPOCH, Tier::DRAM, policy, HashSeed::random(), records),
+        view(IndexView::attach(index)),
+        owner(directory.add_namespace()),
+        small(*directory.add_class(CHUNK, EXTENTS)) {}
 
   Reservation reserve(const std::vector<uint64_t>& ids, std::optional<uint64_t> parent = std::nullopt) {
     std::optional<ChunkKey> above;
@@ -89,6 +93,7 @@ struct Pool {
   DirectoryGeometry geometry;
   std::shared_ptr<Mapping> arena;
   std::shared_ptr<Mapping> index;
+  std::shared_ptr<Mapping> records;  // nullptr: they are not kept
   Directory directory;
   std::shared_ptr<const IndexView> view;
   NamespaceId owner;

@@ -19,6 +19,7 @@ OTHER_NODE = f"""systemd-run --quiet --unit=other --uid=kvpool --gid=kvpool kvpo
   --set dram.capacity=64MiB --set peer.name=other --set peer.listen=tcp://127.0.0.1:9480 --set peer.stream=tcp://127.0.0.1:9481
   --set peer.shm=false --set 'peer.members=127.0.0.1:9470, 127.0.0.1:9480' --set peer.keys=/etc/kvpool/node.key
   --set peer.allow=/etc/kvpool/allow --set peer.encrypt=true""".replace("\n", " ")
+PROBES = 1  # chunks that the daemon's own probe may have stored
 # What an operator wrote, before the upgrade.
 EDITED = """[dram]
 capacity = "64MiB"  # ours
@@ -75,6 +76,63 @@ def test_everything_runs_under_the_unit(booted: Machine, built: Callable[[str], 
     journal = booted.run_script("journalctl --no-pager -u kvpoold").lower()
     assert "operation not permitted" not in journal
     assert "is discarded" not in journal
+
+
+def _chunks(booted: Machine, tier: str) -> int:
+    return int(booted.run_script(f"kvpoolctl stats {tier} | sed -n s/^{tier}.chunks://p"))
+
+
+def _dram_began(booted: Machine) -> str:
+    return info(booted)["dram_began"]
+
+
+def test_dram_outlives_kills_and_restarts_and_a_stop_writes_it_down(
+    booted: Machine, built: Callable[[str], Path]
+) -> None:
+    """systemd of Debian 12 keeps what it has stored over both, and lets it go at a stop."""
+    install_package(booted, built("kvpool_*.deb"))
+    booted.run_script(f"cat >/etc/kvpool/kvpool.toml <<'END'\n{EDITED}END\nsystemctl start kvpoold")
+    _await(booted, "kvpoolctl stats ssd | grep -qx ssd.state:ok")
+    try_round_trip(booted)
+    saved = _chunks(booted, "dram")
+    assert saved > 1
+    assert (info(booted)["dram_kept_by"], _dram_began(booted)) == ("systemd", "empty: nothing is kept")
+    assert _unit(booted, "NFileDescriptorStore") == "5"
+
+    booted.run_script("systemctl kill --signal=SIGKILL kvpoold")
+    _await(booted, '[ "$(systemctl show kvpoold --property=NRestarts,ActiveState --value | xargs)" = "1 active" ]')
+    assert _dram_began(booted).startswith("from life 1: ")
+    assert _chunks(booted, "dram") >= saved - PROBES
+    booted.run_script("kvpoolctl check")
+
+    booted.run_script("systemctl restart kvpoold")
+    assert _dram_began(booted).startswith("from life 2: ")
+    assert _chunks(booted, "dram") >= saved - PROBES
+    booted.run_script("kvpoolctl check")
+    assert "left in memory with systemd" in booted.run_script("journalctl --no-pager -u kvpoold")
+    assert _unit(booted, "NFileDescriptorStore") == "5"
+
+    booted.run_script("systemctl stop kvpoold")
+    assert "0 dropped with the DRAM tier, durable: yes" in booted.run_script("journalctl --no-pager -u kvpoold")
+    booted.run_script("systemctl start kvpoold")
+    assert _dram_began(booted) == "empty: nothing is kept"
+    _await(booted, "kvpoolctl stats ssd | grep -qx ssd.state:ok")
+    assert _chunks(booted, "ssd") >= saved - PROBES
+
+
+def test_a_keeper_of_a_unit_without_a_store_would_end_with_it(booted: Machine, built: Callable[[str], Path]) -> None:
+    install_package(booted, built("kvpool_*.deb"))
+    booted.run_script(
+        "dropins=/etc/systemd/system/kvpoold.service.d; mkdir -p $dropins\n"
+        "printf '[Service]\\nFileDescriptorStoreMax=0\\nEnvironment=FDSTORE=0\\n' >$dropins/none.conf\n"
+        "systemctl daemon-reload; systemctl start kvpoold"
+    )
+    assert info(booted)["dram_kept_by"].startswith("nobody: the unit has no store for it")
+    booted.run_script("echo '[server]\nkeep_memory = \"keeper\"' >/etc/kvpool/kvpool.toml; systemctl restart kvpoold")
+    assert info(booted)["dram_kept_by"].startswith("kvpool-keeper (process ")
+    booted.run_script("systemctl kill --signal=SIGKILL --kill-who=main kvpoold")
+    _await(booted, '[ "$(systemctl show kvpoold --property=NRestarts,ActiveState --value | xargs)" = "1 active" ]')
+    assert _dram_began(booted) == "empty: nothing is kept"
 
 
 def test_a_second_instance_is_set_up_as_the_page_says(booted: Machine, built: Callable[[str], Path]) -> None:
@@ -144,7 +202,8 @@ def test_an_upgrade_asks_nothing_and_clients_go_on(
     assert booted.run_script("cat /etc/kvpool/kvpool.toml; ls /etc/kvpool") == EDITED + "kvpool.toml\n"
     assert _unit(booted, "ActiveState") == "active"
     assert _unit(booted, "MainPID") not in (before, "0")
-    # Loads and saves went on, of the chunks that only the disk had kept.
+    # Loads and saves went on, of the chunks that were in memory meanwhile.
+    assert _dram_began(booted).startswith("from life 1: ")
     assert float(shown["last_s"]) < 1
     assert int(shown["saved_since"]) > 0
     assert info(booted)["ssd_state"] == "ok"

@@ -3,7 +3,7 @@
     python -I -S keeper_process.py SECONDS           standard input: the listening socket, of packets
 
     request                 answer, or `no` and a reason
-    (a connection)          ok PID         this connection is served, and no other one at a time
+    (a connection)          ok PID         this connection is served; `no busy PID` while another one is
     hello SECONDS           ok             without a connection the keeper ends after so many seconds
     take                    ok NAME ...    with a descriptor for each
     give NAME               ok             came with one descriptor
@@ -71,8 +71,8 @@ class Keeper:
             return
         pid, uid, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid() or self._client is not None:
-            whom = f"process {self._client_pid}" if uid == os.geteuid() else "its own user alone"
-            _send(accepted, f"no it serves {whom}")
+            is_own = uid == os.geteuid()
+            _send(accepted, f"no busy {self._client_pid}" if is_own else "no it serves its own user alone")
             accepted.close()
             return
         self._client, self._client_pid = accepted, pid

@@ -4,7 +4,7 @@ The daemon makes the listening socket and leaves it to the process: so it has th
 and nobody waits for it. Who is at the other end is asked of the kernel. The connection lasts as long as the daemon's life: its
 end is how the keeper knows of that.
 
-Control thread only. Each call waits ANSWER_S at most.
+Control thread only. Each call waits ANSWER_S at most, and `take_memory` BUSY_S for a daemon that is just ending.
 """
 
 import contextlib
@@ -14,9 +14,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from kvpool.clock import Deadline
 from kvpool.ownership import peer_of
 from kvpool.server.keeping import keeper_process
 from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 SUFFIX = ".keep"
 ANSWER_S = 5.0
 BACKLOG = 4
+BUSY_S = 5.0
+LOOK_S = 0.02
 # The variables that the process gets: they say where the interpreter's own libraries are.
 _VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 _FD_BYTES = 4
@@ -37,13 +41,19 @@ class KeeperGone(KeeperFault):
     """The process has ended."""
 
 
+class KeeperBusy(KeeperFault):
+    """The process serves another one."""
+
+
 class OwnKeeper:
     """The keeper process of one daemon's socket; see the module. Invariant: `pid` is 0 while there is no connection."""
 
-    def __init__(self, socket_path: str, keep_s: float) -> None:
-        """`keep_s`: for how long it keeps memory without a daemon."""
+    def __init__(self, socket_path: str, keep_s: float, busy_s: float = BUSY_S) -> None:
+        """`keep_s`: for how long it keeps memory without a daemon; `busy_s`: how long the end of another one's connection is
+        waited for."""
         self._path = socket_path + SUFFIX
         self._keep_s = keep_s
+        self._busy_s = busy_s
         self._connection: socket.socket | None = None
         self.pid = 0
 
@@ -62,7 +72,7 @@ class OwnKeeper:
 
     def take_memory(self) -> dict[str, int]:
         """See `Keeper`."""
-        if self._connection is None and not self._connect():
+        if self._connection is None and not self._connect_in_time():
             return {}
         answer, descriptors = self._ask("take")
         return dict(zip(answer[1:], descriptors, strict=True))
@@ -88,6 +98,15 @@ class OwnKeeper:
         if self._connection is not None:
             self._connection.close()
         self._connection, self.pid = None, 0
+
+    def _connect_in_time(self) -> bool:
+        """As `_connect`, but a connection that has not ended yet is waited for: of a daemon that has just left its socket."""
+        deadline, never = Deadline(self._busy_s), threading.Event()
+        while not deadline.has_passed():
+            with contextlib.suppress(KeeperBusy):  # it is tried again
+                return self._connect()
+            never.wait(LOOK_S)
+        return self._connect()
 
     def _connect(self) -> bool:
         """Connect to the process; False where there is none. Raises KeeperFault where another one is there."""
@@ -183,6 +202,8 @@ class OwnKeeper:
             self.close()
             if not words:
                 raise KeeperGone("it has ended")
+            if words[:2] == ["no", "busy"]:
+                raise KeeperBusy(f"it serves process {words[-1]}")
             raise KeeperFault(" ".join(words[1:]) if words[0] == "no" else "too few descriptors are left here")
         return words[1:], descriptors
 

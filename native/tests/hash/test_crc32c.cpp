@@ -111,6 +111,12 @@ TEST(a_checksum_may_be_continued) {
   EXPECT(crc32c(crc32c(0, data.data(), 777), data.data() + 777, data.size() - 777) == whole);
 }
 
+TEST(a_checksum_of_words_is_that_of_their_bytes) {
+  const std::array<uint64_t, 3> words{0x0123456789ABCDEF, 0, UINT64_MAX};
+  EXPECT(crc32c_of(words) == crc32c(0, reinterpret_cast<const uint8_t*>(words.data()), sizeof(words)));
+  EXPECT(crc32c_of(words) == crc32c_with(CrcPath::TABLE, 0, reinterpret_cast<const uint8_t*>(words.data()), sizeof(words)));
+}
+
 TEST(a_flipped_bit_changes_the_checksum) {
   std::vector<uint8_t> data(4096, 7);
   const uint32_t before = crc32c(0, data.data(), data.size());

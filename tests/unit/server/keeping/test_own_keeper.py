@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def keepers(tmp_path: Path) -> Iterator[Keepers]:
     """Makes ends to the keeper of one socket; the process ends with the test."""
     made: list[OwnKeeper] = []
 
-    def make(keep_s: float = LONG_S) -> OwnKeeper:
-        made.append(OwnKeeper(str(tmp_path / "kvpool.sock"), keep_s))
+    def make(keep_s: float = LONG_S, busy_s: float = 60.0) -> OwnKeeper:
+        made.append(OwnKeeper(str(tmp_path / "kvpool.sock"), keep_s, busy_s))
         return made[-1]
 
     yield make
@@ -97,13 +98,20 @@ def test_it_is_nobodys_child_and_takes_little(keepers: Keepers) -> None:
 
 
 def test_one_is_served_at_a_time(keepers: Keepers) -> None:
-    first, second = keepers(), keepers()
+    first, second = keepers(), keepers(busy_s=0.0)
     _give(first, arena=b"x")
     with pytest.raises(KeeperFault, match=f"it serves process {os.getpid()}"):
         second.take_memory()
     assert _contents(first) == {"arena": b"x"}
     first.close()
     wait_until(lambda: _can_take(second), "the second one is served")
+
+
+def test_one_that_has_not_left_yet_is_waited_for(keepers: Keepers) -> None:
+    first, second = keepers(), keepers()
+    _give(first, arena=b"x")
+    threading.Timer(0.1, first.close).start()
+    assert _contents(second) == {"arena": b"x"}
 
 
 def _can_take(keeper: OwnKeeper) -> bool:
