@@ -84,6 +84,6 @@ class LedgerReader:
         return self.account
 
     def is_saving(self, path: Path) -> bool:
-        """Whether the last that it said is that a save begins."""
+        """Whether its last line is that a save begins."""
         lines = path.read_text().splitlines() if path.exists() else []
         return bool(lines) and lines[-1][0] in "AB"
