@@ -289,7 +289,7 @@ class PeerLink:
             wire.check_follow(request, answer)
         elif isinstance(request, r.Pull) and isinstance(answer, r.Offer):
             wire.check_offer(request, answer)
-        elif isinstance(request, r.Stage) and isinstance(answer, r.Staged):
+        elif isinstance(request, r.AnyStage) and isinstance(answer, r.Staged):
             wire.check_staged(request, answer)
         elif isinstance(request, r.AskNear) and isinstance(answer, r.Near):
             wire.check_near(request, answer)

@@ -186,7 +186,7 @@ class ControlServer:
             self._safely(lambda: self._service.check(connection.puller, record))
         elif isinstance(record, r.Pull):
             self._pull(connection, record, sequence)
-        elif isinstance(record, r.Stage):
+        elif isinstance(record, r.AnyStage):
             self._stage(connection, record, sequence)
         elif isinstance(record, r.AskNear):
             if not self._safely(lambda: self._near(connection, record, sequence)):
@@ -248,7 +248,7 @@ class ControlServer:
             text = f"{self._settings.waiting_max} pulls of this node wait for their answers already"
             raise wire.WireFault(r.RefusalCode.BUSY, text, sequence)
 
-    def _stage(self, connection: Connection, stage: r.Stage, sequence: int) -> None:
+    def _stage(self, connection: Connection, stage: r.AnyStage, sequence: int) -> None:
         if self.is_stopping:
             raise wire.WireFault(r.RefusalCode.STOPPING, "this node is about to end", sequence)
         self._check_waiting(connection, sequence)

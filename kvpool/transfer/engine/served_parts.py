@@ -1,6 +1,7 @@
-"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them.
+"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them, or NIXL writes them from.
 
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
+      │                                  └─StageInto─► WRITING ──answer, in quarantine where the offer is over──► free
       └──nothing in time──► no rows
 
 A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
@@ -22,7 +23,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half
+from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd
 
 # Between two looks at extents that have not landed.
 LOOK_S = 2e-3
@@ -31,6 +32,8 @@ LANDING_ROWS_MAX = 256
 LANDING = -1
 # Parts of one offer at once.
 PARTS_MAX = 16
+# Of what makes a connection, whatever the bytes are.
+GREETING_BYTES = 4096
 
 Answer = Callable[[r.Staged | r.Refused], bool]
 
@@ -103,6 +106,7 @@ class ServedParts:
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "kvpool-served")
         self._offers: dict[int, _Offered] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
         self._free_ns: dict[str, int] = {}  # when each node may read more
 
     def __repr__(self) -> str:
@@ -128,14 +132,19 @@ class ServedParts:
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
 
-    def serve(self, offer: int | None, stage: r.Stage, answer: Answer) -> None:
-        """Answer a Stage, now or later. `offer`: of its pull, None where there is none."""
+    def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, node: str) -> None:
+        """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
-        protocol = self._engine.settings.protocol
-        if not self._engine.is_serving or stage.protocol != protocol:
-            here = protocol if self._engine.is_serving else "none that runs"
-            text = f"TransferEngine of this node uses {here}, the puller's {stage.protocol}"
+        settings = self._engine.settings
+        is_wanted = stage.rows == 0 or isinstance(stage, r.StageInto) == self._engine.writes
+        if not self._engine.is_serving or stage.protocol != settings.way or not is_wanted:
+            here = settings.way if self._engine.is_serving else "none that runs"
+            text = f"{settings.title} of this node uses {here}, the puller's {stage.protocol}"
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
+            greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, node))
+            self._greetings.add(greeting)
+            greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
             where = self._engine.served_address  # for a read that makes a connection
             answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, where, b"", b""))
@@ -149,7 +158,7 @@ class ServedParts:
                     self._engine.give(offered.parts.pop(part))
                 elif part in offered.tasks:
                     offered.tasks[part].cancel()  # given up before it was served: nobody would end it again
-            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
+            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, node))
             offered.tasks[stage.part] = task
             task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
 
@@ -157,20 +166,44 @@ class ServedParts:
         """Wait for the copies. Any thread; no offer is left."""
         self._threads.shutdown()
 
-    def _end(self, offered: _Offered, stage: r.Stage, task: "asyncio.Task[None]", answer: Answer) -> None:
+    def _end(self, offered: _Offered, stage: r.AnyStage, task: "asyncio.Task[None]", answer: Answer) -> None:
         del offered.tasks[stage.part]
         if task.cancelled():
             answer(self._none(stage))
 
-    def _none(self, stage: r.Stage) -> r.Staged:
+    def _none(self, stage: r.AnyStage) -> r.Staged:
         return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b"")
 
-    def _can_be(self, offered: _Offered, stage: r.Stage) -> bool:
+    def _can_be(self, offered: _Offered, stage: r.AnyStage) -> bool:
         """Whether there can be such a part: each number has one range at most."""
         is_new = stage.part not in offered.parts and stage.part not in offered.tasks
         return is_new and stage.first + stage.rows <= offered.rows and len(offered.tasks) < PARTS_MAX
 
-    async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
+    async def _greet(self, stage: r.StageInto, answer: Answer, node: str) -> None:
+        """Write a page, whatever it has, so that the connection is made."""
+        taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, node)
+        if taken is None:
+            answer(self._none(stage))
+        elif await self._write(taken, stage, node):
+            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, stage.address, b"", b""))
+        else:
+            answer(self._unwritten())
+
+    async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> bool:
+        """Write a range to where a node wants it, and give it back. Ends when nothing of it can be written any more."""
+        writing = self._engine.write(taken, stage, node=node, size=taken.size)
+        try:
+            return await asyncio.shield(writing) is MoveEnd.DONE
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})  # who is answered before may use its memory for others
+            raise
+        finally:
+            self._engine.give(taken)
+
+    def _unwritten(self) -> r.Refused:
+        return r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node could not write")
+
+    async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, node: str) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
         size = offered.chunks.extent_bytes
         most = min(stage.rows, self._engine.part_bytes(size) // size)
@@ -187,12 +220,20 @@ class ServedParts:
             raise
         if taken.memory is not self._engine.process.memory:
             self._engine.give(taken)
-            answer(r.Refused(r.RefusalCode.TRANSPORT, "TransferEngine of this node has ended"))
+            answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node has ended"))
             return
         offered.parts[stage.part] = taken  # before any further wait: whoever drops the offer gives the range back
         self._engine.counts["served_bytes"] += taken.size
         await self._keep_pace(offered.peer, taken.size)
         address = self._engine.address_of(taken)
+        if isinstance(stage, r.StageInto):
+            address = stage.address
+            if offered.parts.pop(stage.part, None) is None:  # ended before it was written
+                answer(self._none(stage))
+                return
+            if not await self._write(taken, stage, node):
+                answer(self._unwritten())
+                return
         answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
 
     async def _wait_for_rows(self, offered: _Offered, first: int, most: int, deadline: Deadline) -> _Rows | None:

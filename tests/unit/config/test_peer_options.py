@@ -147,8 +147,12 @@ def test_transfer_engine_needs_keys_and_no_encryption(keys: list[str]) -> None:
     rdma = "peer.transport=rdma"
     made = config(*PUBLIC, *keys, rdma).peer
     assert (made.rdma_protocol, made.rdma_ports) == ("rdma", (15000, 15999))
-    (fault,) = faults_of(*PUBLIC, *keys, rdma, "peer.encrypt=true")
-    assert fault.startswith("peer.transport is 'rdma' and peer.encrypt is true, expected one of both")
+    for transport, library in ((rdma, "TransferEngine"), ("peer.transport=nixl", "NIXL")):
+        (fault,) = faults_of(*PUBLIC, *keys, transport, "peer.encrypt=true")
+        chosen = f"peer.transport is {transport.partition('=')[2]!r}"
+        assert fault == f"{chosen} and peer.encrypt is true, expected one of both: {library} sends bytes in clear"
+    (fault,) = faults_of(*LOCAL, "peer.transport=nixl")
+    assert fault.endswith("NIXL listens on every address of this host")
     for wanted in ([*LOCAL, rdma], [rdma], [*keys, rdma]):
         (fault,) = faults_of(*wanted)
         assert fault.startswith("peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it")

@@ -3,16 +3,23 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from kvpool.clock import Deadline
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import Half, ReadEnd
+from kvpool.transfer.child.frames import Frames
+from kvpool.transfer.child.service import DaemonLink
+from kvpool.transfer.engine import child
+from kvpool.transfer.engine import engine as engine_module
+from kvpool.transfer.engine.engine import LIBRARIES, Half, MoveEnd
 from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.native_directory import EXTENTS
@@ -23,10 +30,16 @@ from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(scope="module", params=list(LIBRARIES))
+def library(request: pytest.FixtureRequest) -> str:
+    """One whose owners are read from, and one whose owners write."""
+    return str(request.param)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def engines(tmp_path_factory: pytest.TempPathFactory, library: str) -> AsyncIterator[Pair]:
     """Engines that serve all tests which end none of their processes."""
-    async with engine_pair(tmp_path_factory.mktemp("engines")) as serving:
+    async with engine_pair(tmp_path_factory.mktemp("engines"), library) as serving:
         yield serving
 
 
@@ -34,6 +47,16 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pai
 async def pair(engines: Pair) -> AsyncIterator[Pair]:
     async with on_engines_of(engines) as made:
         yield made
+
+
+only_reads = pytest.mark.parametrize("library", ["mooncake"], indirect=True)
+only_writes = pytest.mark.parametrize("library", ["nixl"], indirect=True)
+
+
+@pytest.fixture
+def brief_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner was asked to write, and has not, is waited for so long."""
+    monkeypatch.setattr(engine_module, "EXPECTED_S", 1.0)
 
 
 def arrived(pair: Pair) -> None:
@@ -66,12 +89,14 @@ async def test_chunks_arrive_with_their_bytes_extent_by_extent(pair: Pair, has_c
 
 
 async def test_one_wrong_extent_ends_its_chunk_alone(pair: Pair) -> None:
-    memory = pair.owner.engine.process.memory
+    source = pair.here if pair.here.engine.writes else pair.owner
+    memory = source.engine.process.memory
     assert memory is not None
+    first = 0 if pair.here.engine.writes else memory.size // 2
 
     def strike(staged: r.Staged) -> r.Staged:
         if staged.part == 1:
-            memory.view()[memory.size // 2 + 2 * EXTENT_BYTES] ^= 255
+            memory.view()[first + 2 * EXTENT_BYTES] ^= 255
         return staged
 
     pair.link.change = strike
@@ -87,6 +112,7 @@ async def test_checksums_of_another_chunk_are_no_proof(pair: Pair, has_checks: b
     assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
 
 
+@only_reads
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -103,8 +129,32 @@ async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: d
     assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
 
 
-async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+@pytest.mark.parametrize(
+    "change",
+    [{"address": 1 << 62}, {"address": 1}, {"agent": b"here/9"}, {"agent": b"another/9"}, {"agent": bytes(300)}],
+    ids=str,
+)
+async def test_places_that_are_not_the_pullers_are_not_written(pair: Pair, change: dict[str, Any]) -> None:
+    pair.link.ask = lambda stage: replace(stage, **change) if isinstance(stage, r.StageInto) else stage
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+    assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
+
+
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+async def test_an_agent_of_another_node_is_not_written_to(pair: Pair) -> None:
+    """Whoever asks has to be who the agent names."""
+    pair.link.node = "another"
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+
+
+@only_reads
+async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
         lives = pair.here.engine.process.lives
         pair.link.change = lambda staged: replace(staged, life=b"another!")
@@ -119,9 +169,9 @@ async def test_chunks_that_left_their_slots_are_gone(pair: Pair) -> None:
     assert ends[0].ending is Ending.WRONG
 
 
-async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.here.follow(Script(is_stuck=True))
+async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        pair.mover.follow(Script(is_stuck=True))
         ends = await pair.pull(pair.order(stall_s=1.0, timeout_s=10.0))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
         engine = pair.here.engine
@@ -133,21 +183,27 @@ async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(
         assert {one.fault for one in ends} == {"late"}, "what has its room is its own"
         for one in rest:
             engine.give(one)
-        pair.here.follow(Script())
-        await until(lambda: engine.quarantined_bytes == 0, "the late reads have ended, and the ranges are back")
+        assert not any(pair.here.node.chunk(name).strip(bytes(1)) for name in range(CHUNKS)), "nothing has landed"
+        pair.mover.follow(Script())
+        await until(lambda: engine.quarantined_bytes == 0, "the late moves have ended, and the ranges are back")
+        assert not any(pair.here.node.chunk(name).strip(bytes(1)) for name in range(CHUNKS)), "late bytes are nobody's"
+        assert engine.process.lives == 1
         await nothing_is_taken(pair)
         assert pair.here.engine.stats()["late_reads"] > 0
 
 
-async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         engine = pair.here.engine
         pair.here.follow(Script(is_stuck=True))
         for name in ("a", "b"):
             into = engine.reserve_range(Half.READ, engine.extent_bytes_max, name)
             assert into is not None
-            ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
-            assert await ended is ReadEnd.LATE
+            if engine.writes:
+                ended = engine.expect(into, timeout_s=0.01).ended
+            else:
+                ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
+            assert await ended is MoveEnd.LATE
             engine.give(into)
         pair.here.follow(Script())
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "another life has begun")
@@ -155,45 +211,124 @@ async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
 
 
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+async def test_what_nobody_writes_any_more_comes_back_and_the_process_stays(pair: Pair) -> None:
+    """An owner that has died with its daemon sends nothing."""
+    pair.link.change = lambda _: None
+    pair.owner.follow(Script(fails=True))
+    ends = await pair.pull(pair.order(timeout_s=0.5))
+    assert {one.ending for one in ends} == {Ending.FAILED}
+    assert pair.here.engine.quarantined_bytes > 0
+    await nothing_is_taken(pair)
+    assert pair.here.engine.process.lives == 1
+
+
+class _Notices:
+    """A library that has heard marks, once."""
+
+    def __init__(self, *marks: bytes) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self._marks = list(marks)
+
+    @property
+    def notices(self) -> "_Notices":
+        return self
+
+    def submit(self, other: Any, offset: int, address: int, size: int) -> int:
+        raise AssertionError((other, offset, address, size))
+
+    def look(self, number: int) -> int:
+        raise AssertionError(number)
+
+    def notify(self, other: Any, mark: bytes) -> bool:
+        raise AssertionError((other, mark))
+
+    def heard(self) -> list[bytes]:
+        found, self._marks = self._marks, []
+        return found
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@only_writes
+async def test_a_mark_that_comes_before_the_daemons_request_is_not_lost(library: str) -> None:
+    """An owner may be faster than this node's process is with what its daemon has sent before."""
+    assert library == "nixl"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(60.0)
+        client = _Notices(b"mark one", b"mark two")
+        moves = child._Moves(DaemonLink(theirs), client)
+        threading.Thread(target=moves.look_after, daemon=True).start()
+        await until(lambda: not client._marks, "both were heard")
+        moves.take_request(1, child.EXPECT, b"mark two")
+        moves.take_request(2, child.EXPECT, b"mark 3..")
+        moves.take_request(0, child.CALL_OFF, b"mark 3..")
+        frames = Frames()
+        answers: list[Any] = []
+        while len(answers) < 2:
+            answers += frames.feed(ours.recv(1 << 16))
+        assert answers == [[1, [0]], [2, [child.CALLED_OFF]]]
+
+
+@only_writes
+async def test_a_question_that_was_left_behind_gives_its_range_back(engines: Pair) -> None:
+    """The owner had not begun to write when the pull ended, and says so."""
+    async with on_engines_of(engines, rate=1) as pair:
+        assert pair.here.transport.submit(pair.order())
+        engine = pair.owner.engine
+        await until(lambda: engine.counts["served_bytes"] > 8 * EXTENT_BYTES, "a part waits for its time")
+        for task in pair.here.transport._running.values():
+            task.cancel()
+        assert {one.ending for one in await pair.ends()} == {Ending.CANCELLED}
+        assert pair.here.engine.quarantined_bytes > 0
+        pair.owner.parts.drop(1)
+        await until(lambda: pair.here.engine.quarantined_bytes == 0, "the answer has come")
+        assert pair.here.engine.process.lives == 1
+
+
+@pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize("script", [Script(fails=True), Script(refuses=True)])
 async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(pair: Pair, script: Script) -> None:
     assert await pair.here.transport.accepts(pair.order())
-    pair.here.follow(script)
+    pair.mover.follow(script)
     ends = await pair.pull(pair.order())
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+    fault = "other_transport" if pair.here.engine.writes else "broken"
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, fault)}
     assert not await pair.here.transport.accepts(pair.order())
 
 
+@pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize("side", ["owner", "here"])
-async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path: Path, side: str) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path: Path, library: str, side: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         ended = pair.owner if side == "owner" else pair.here
-
-        def kill(staged: r.Staged) -> r.Staged:
-            if staged.part == 1:
-                process = ended.engine.process.process
-                assert process is not None
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-            return staged
-
-        pair.link.change = kill
-        ends = await pair.pull(pair.order())
+        pair.mover.follow(Script(is_stuck=True))
+        assert pair.here.transport.submit(pair.order())
+        await until(lambda: pair.mover.engine.process.asked, "bytes are about to move")
+        process = ended.engine.process.process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        await until(lambda: not ended.engine.is_serving, "it has ended")
+        pair.mover.follow(Script())
+        ends = await pair.ends()
         assert {one.ending for one in ends} == {Ending.FAILED}
         await until(lambda: ended.engine.process.lives == 2 and ended.engine.is_serving, "it was started again")
-        pair.link.change = lambda staged: staged
         await nothing_is_taken(pair)
 
 
-async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.here.follow(Script(aborts=True))
+async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        pair.mover.follow(Script(aborts=True))
         ends = await pair.pull(pair.order())
         assert {one.ending for one in ends} == {Ending.FAILED}
-        assert pair.here.engine.problem()
+        assert pair.mover.engine.problem()
         assert not await pair.here.transport.accepts(pair.order())
-        pair.here.follow(Script())
-        await until(lambda: pair.here.engine.is_serving, "it was started again")
+        pair.mover.follow(Script())
+        await until(lambda: pair.mover.engine.is_serving, "it was started again")
 
 
 async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
@@ -251,8 +386,8 @@ async def test_parts_may_come_with_fewer_rows_than_were_asked_for(pair: Pair) ->
     await nothing_is_taken(pair)
 
 
-async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         pair.here.follow(Script(is_stuck=True))
         assert pair.here.transport.submit(pair.order())
         await until(lambda: pair.link.asked, "it has begun")
@@ -292,18 +427,23 @@ def memory_half(pair: Pair) -> int:
 async def test_what_cannot_be_is_refused(pair: Pair) -> None:
     answers: list[r.Staged | r.Refused] = []
 
-    def ask(offer: int | None, stage: r.Stage) -> str:
+    def ask(offer: int | None, stage: r.AnyStage) -> str:
         def answer(found: r.Staged | r.Refused) -> bool:
             answers.append(found)
             return True
 
-        pair.owner.parts.serve(offer, stage, answer)
+        pair.owner.parts.serve(offer, stage, answer, node="here")
         found = answers.pop()
         assert isinstance(found, r.Refused)
         return found.code
 
-    stage = r.Stage(7, 1, b"", 0, 2, "tcp", 100)
+    stage = pair.stage(1, 0, 2)
     assert ask(1, replace(stage, protocol="rdma")) == "transport"
+    other_form = r.StageInto(7, 1, b"", 0, 2, "tcp", 100, b"here/9", 1, bytes(8))
+    if pair.owner.engine.writes:
+        assert ask(1, r.Stage(7, 1, b"", 0, 2, "nixl-tcp", 100)) == "transport"
+    else:
+        assert ask(1, other_form) == "transport"
     assert ask(None, stage) == "failed"
     assert ask(2, stage) == "failed"
     assert ask(1, replace(stage, first=5 * EXTENTS - 1)) == "protocol"
@@ -319,13 +459,13 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
             answers.append(found)
             return True
 
-        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
-        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
+        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
         (refused,) = answers
         assert isinstance(refused, r.Refused)
         assert refused.code == "protocol"
         await until(lambda: len(answers) == 2, "the first part is free of charge")
-        parts.serve(1, r.Stage(7, 2, b"", 2, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(2, 2, 2), answer, node="here")
         await until(lambda: engine.counts["served_bytes"] == 4 * EXTENT_BYTES, "it is copied, and waits for its time")
         assert len(answers) == 2
         held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
@@ -339,10 +479,11 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
         for one in held:
             assert one is not None
             engine.give(one)
-        parts.serve(1, r.Stage(7, 3, b"", 0, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(3, 0, 2), answer, node="here")
         assert isinstance(answers[-1], r.Refused)
 
 
+@only_reads
 async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair: Pair) -> None:
     """Several pulls of a node share its room: a part may still wait for it when its puller no longer does."""
     parts, engine = pair.owner.parts, pair.owner.engine
@@ -356,7 +497,7 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
             return True
 
         over = b"".join(one.to_bytes(4, "little") for one in ended)
-        parts.serve(1, r.Stage(7, part, over, 0, count, "tcp", 20_000), answer)
+        parts.serve(1, pair.stage(part, 0, count, over, wait_ms=20_000), answer, node="here")
 
     def served(part: int) -> bool:
         found = answers[part]
@@ -380,8 +521,11 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
         engine.give(one)
 
 
-async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(
+    tmp_path: Path, library: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with engine_pair(tmp_path, library) as pair:
         order = pair.order()
         process = pair.owner.engine.process
         pair.owner.follow(Script(refusal="no device"))
@@ -389,10 +533,13 @@ async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_pa
         await until(lambda: not process.is_serving, "the owner's process has ended")
         assert not await pair.here.transport.accepts(order)
         assert len(pair.link.asked) == 1
+        way = pair.here.engine.settings.way
+        text = f"{LIBRARIES[library]} of this node uses none that runs, the puller's {way}"
+        assert caplog.messages.count(f"chunks of owner come over the stream: transport: {text}") == 1
         assert not await pair.here.transport.accepts(order)
         assert len(pair.link.asked) == 1
         await until(lambda: process.error == "no device", "the reason is known")
-        assert pair.owner.engine.problem() == "TransferEngine does not serve: no device"
+        assert pair.owner.engine.problem() == f"{LIBRARIES[library]} does not serve: no device"
 
 
 async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:

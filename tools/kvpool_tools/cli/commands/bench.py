@@ -190,7 +190,7 @@ def turns(options: Options, asked: Asked, count: bool) -> None:
 @click.option(
     "--rdma-protocol",
     type=click.Choice(["tcp", "rdma"]),
-    help="Use this protocol of TransferEngine (default: rdma where the machine has a device for it, else tcp).",
+    help="Use this protocol of TransferEngine and NIXL (default: rdma where the machine has a device for it, else tcp).",
 )
 @click.option("--rdma-devices", default="", metavar="NAMES", help="Use these RDMA devices, by comma (default: all).")
 @bench_options
