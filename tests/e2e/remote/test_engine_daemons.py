@@ -114,6 +114,27 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_
 
 
 @LIBRARY
+def test_a_puller_that_is_killed_in_mid_transfer_leaves_nothing_behind_and_its_next_life_has_hits(
+    tmp_path: Path, library: str
+) -> None:
+    with stored_there(tmp_path, library, LARGE, LARGE_CHUNKS, **SLOW) as (owner, here, pool, keys):
+        with pool.acquire(pool.lookup(keys)) as lease:
+            into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0 * PATIENCE)
+            here.kill()
+            assert_right_bytes(keys, LARGE, running.wait(), into)
+        until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+        until(lambda: owner.stats()["peer.rdma.quarantined_bytes"] == 0, "nothing is about to be written")
+        here.start()
+        connected(owner, here)
+        with here.connect(LARGE) as again:
+            announced(again, keys)
+            until(lambda: load(again, keys, LARGE).chunks == LARGE_CHUNKS, "the next life has hits")
+        assert here.stats()["peer.rdma.pulls"] >= 1
+
+
+@LIBRARY
 @pytest.mark.parametrize("whose", ["owner", "here"])
 def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(
     tmp_path: Path, library: str, whose: str
