@@ -294,7 +294,7 @@ class Engine:
         hang_s = None
         if mark:
             timers.append(loop.call_later(EXPECTED_S, self._call_off, taken.memory, mark))
-            hang_s = 2 * EXPECTED_S
+            hang_s = EXPECTED_S + self.settings.hang_s
 
         def take_answer(codes: Codes) -> None:
             for timer in timers:

@@ -56,7 +56,7 @@ only_writes = pytest.mark.parametrize("library", ["nixl"], indirect=True)
 @pytest.fixture
 def brief_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an owner was asked to write, and has not, is waited for so long."""
-    monkeypatch.setattr(engine_module, "EXPECTED_S", 1.0)
+    monkeypatch.setattr(engine_module, "EXPECTED_S", 2.0)
 
 
 def arrived(pair: Pair) -> None:
