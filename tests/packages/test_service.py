@@ -81,7 +81,7 @@ def test_a_second_instance_is_set_up_as_the_page_says(booted: Machine, built: Ca
     install_package(booted, built("kvpool_*.deb"))
     page = (TREE / "docs/operations.md").read_text().partition("\n### A second instance\n")[2]
     copy, *lines = page.partition("```\n")[2].partition("```")[0].splitlines()
-    booted.run_script(f"{copy}; install -d -m 700 -o kvpool -g kvpool /srv/kvpool2; systemctl start kvpoold")
+    booted.run_script(f"{copy}\ninstall -d -m 700 -o kvpool -g kvpool /srv/kvpool2; systemctl start kvpoold")
     edited = '[dram]\ncapacity = "64MiB"\n[ssd]\npath = "/srv/kvpool2"\ncapacity = "64MiB"\n'
     booted.run_script(f"cat >/etc/kvpool/kvpool2.toml <<'END'\n{edited}END")
     output = booted.run_script("\n".join(lines))

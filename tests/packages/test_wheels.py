@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import kvpool
-from tests.packages.roots import ROOTS, TREE, Machine
+from tests.packages.roots import ROOTS, SYSTEMD, TREE, Machine
 
 DOWNLOADED = TREE / "build/packages/downloaded"
 TAGS = ("cp310-cp310", "cp311-cp311", "cp312-abi3")
@@ -136,6 +136,23 @@ def test_it_stores_and_loads_on_a_bare_machine(
     bare.run_script(
         "cd /tmp; /opt/kvpool/bin/kvpoold --print-config >reference; /opt/kvpool/bin/kvpoold --check --config reference"
     )
+
+
+def test_its_service_is_refused_where_its_user_cannot_read_it(built: Find, machine: Callable[..., Machine]) -> None:
+    """An operator whose files are nobody else's; `make install-service` without make."""
+    wheel = _wheel(built, "cp311-cp311-manylinux_2_28_x86_64")
+    booted = machine("bookworm", SYSTEMD)
+    shutil.copytree(_download(wheel, "bookworm", "3.11"), booted.shared / "wheels")
+    for folder in ("scripts", "configs", "docs"):
+        shutil.copytree(TREE / folder, booted.shared / "tree" / folder)
+    booted.run_script(f"umask 077\n{_start(wheel)}")
+    install = "umask 077; cd /root; /packages/tree/scripts/install-service --kvpoold /opt/kvpool/bin/kvpoold"
+    refused = booted.try_script(install)
+    assert refused.returncode == 1
+    remedy = "chmod -R a+rX /opt/kvpool"
+    line = "install-service: the user kvpool cannot run /opt/kvpool/bin/kvpoold: let everybody read it, as by "
+    assert refused.stdout.endswith(f"{line}{remedy}\n"), refused.stdout
+    booted.run_script(f"{remedy}; {install}; systemctl start kvpoold; /opt/kvpool/bin/kvpoolctl check")
 
 
 def test_without_its_extra_the_commands_name_it(built: Find, machine: Callable[[str], Machine]) -> None:

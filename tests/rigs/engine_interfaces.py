@@ -57,7 +57,19 @@ INTERFACES = {
                 "HiCacheStorage",
                 "HiCacheStorageConfig",
                 "HiCacheStorageExtraInfo",
-            )
+            ),
+            "srt/mem_cache/unified_cache/unified_cache_linker.py": ("UnifiedCacheLinker", "LayerWiseLoadCounter"),
+            "srt/mem_cache/cache_init_params.py": ("CacheInitParams",),
+        },
+    ),
+    "lmcache": Interface(
+        "lmcache",
+        "KVPOOL_LMCACHE_WHEEL",
+        {
+            "v1/distributed/l2_adapters/base.py": ("L2AdapterInterface",),
+            "v1/distributed/api.py": ("ObjectKey", "MemoryLayoutDesc", "MemoryTags"),
+            "v1/distributed/internal_api.py": ("L1MemoryDesc", "L2StoreResult"),
+            "v1/platform/event_notifier.py": ("EventNotifier",),
         },
     ),
     "tensorrt_llm": Interface(

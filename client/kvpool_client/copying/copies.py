@@ -177,14 +177,13 @@ class Copies:
             )
 
     def load(self, session: Session, rows: LeasedRows, blocks: EngineBlocks, *, is_set: bool = False) -> LoadRun | None:
-        """Start a load of leased chunks. None where they are in memory that is not there. `is_set`: each is alone; into memory
-        of the host."""
+        """Start a load of leased chunks. None where they are in memory that is not there. `is_set`: each is alone."""
         try:
             chunks = ArenaChunks(session.arena, session.index, rows.offsets, rows.slots, rows.generations)
             if blocks.side is None:
                 return self._checked_load(session, chunks, blocks.view, blocks.block_ids, is_set=is_set)
             copies = self._tier_of(session).copies_of(session, rows, self._layout.stored_bytes, blocks.side.device)
-            return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies)
+            return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies, is_set=is_set)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
@@ -238,6 +237,7 @@ class Copies:
         *,
         side: DeviceSide,
         copies: DeviceCopies | None,
+        is_set: bool,
     ) -> DeviceLoad:
         """Raises ValueError."""
         device_blocks = DeviceBlocks(side, self._arena_of(session, side))
@@ -247,9 +247,9 @@ class Copies:
         nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
         check = None
         if len(checked):
-            job = self._checked_load(session, chunks.of(checked), blocks.view, nothing)
+            job = self._checked_load(session, chunks.of(checked), blocks.view, nothing, is_set=is_set)
             check = ArenaCheck(job, checked)
-        return self._ran(DeviceLoad(device_blocks, sources, check, extents, block_ids=blocks.block_ids))
+        return self._ran(DeviceLoad(device_blocks, sources, check, extents, block_ids=blocks.block_ids, is_set=is_set))
 
     def save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
         """Prepare a save into reserved slots. Raises DaemonUnreachable or Refused."""

@@ -4,14 +4,15 @@
       '{"backend_name": "kvpool", "module_path": "kvpool_client.sglang", "class_name": "KVPoolStorage",
         "interface_v1": 1, "socket": "/run/kvpool/kvpool.sock"}'
 
-`KVPoolStorage` is made when it is asked for, because its base class is SGLang's: importing this package imports no engine.
+`linker` is the other door, of SGLang's unified cache without a host tier. `KVPoolStorage` is made when it is asked for, because
+its base class is SGLang's: importing this package imports no engine.
 """
 
-from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
+from kvpool_client.sglang.host_pages import PoolPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_store import PageStore
 from kvpool_client.sglang.settings import Settings
 
-__all__ = ["HostPages", "KVPoolStorage", "PageStore", "Settings", "Shard", "describe_host_pool"]
+__all__ = ["KVPoolStorage", "PageStore", "PoolPages", "Settings", "Shard", "describe_host_pool"]
 
 
 def __getattr__(name: str) -> object:

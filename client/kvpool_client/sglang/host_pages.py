@@ -64,28 +64,30 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class HostPages:
-    """Parts of one size and stride of every page, uint8 [pages, part_bytes] each, and the Layout that makes them a chunk."""
+class PoolPages:
+    """Parts of one size and stride of every page of one of SGLang's pools, bytes [pages, part_bytes] each, and the Layout that
+    makes them a chunk. `ready_at`: of each part, at which layer of the engine's the forward reads it; none for a host pool."""
 
     layout: Layout
-    parts: tuple[npt.NDArray[np.uint8], ...]
+    parts: tuple[Any, ...]
     page_tokens: int
+    ready_at: tuple[int, ...] = ()
 
-    def page_numbers(self, host_indices: object, pages: int) -> list[int]:
+    def page_numbers(self, indices: object, pages: int) -> list[int]:
         """The pages that SGLang's token slots cover. Raises LayoutMismatch for slots that are no whole pages."""
-        slots = np.asarray(host_indices.tolist() if hasattr(host_indices, "tolist") else host_indices, dtype=np.int64)
+        slots = np.asarray(indices.tolist() if hasattr(indices, "tolist") else indices, dtype=np.int64)
         if slots.size != pages * self.page_tokens:
-            raise LayoutMismatch(f"{slots.size} host slots are given for {pages} pages of {self.page_tokens} tokens")
+            raise LayoutMismatch(f"{slots.size} slots are given for {pages} pages of {self.page_tokens} tokens")
         rows = slots.reshape(pages, self.page_tokens)
         first = rows[:, 0]
         is_whole = not (first % self.page_tokens).any() and (rows == first[:, None] + np.arange(self.page_tokens)).all()
         if not is_whole or (first < 0).any():
-            raise LayoutMismatch("host slots are not whole pages in order")
+            raise LayoutMismatch("slots are not whole pages in order")
         numbers: list[int] = (first // self.page_tokens).tolist()
         return numbers
 
 
-def describe_host_pool(pool: Any, shard: Shard, name: str = KV) -> tuple[HostPages, ...]:
+def describe_host_pool(pool: Any, shard: Shard, name: str = KV) -> tuple[PoolPages, ...]:
     """The pages of a HostKVCache, their parts by size and stride. Raises LayoutMismatch for one whose pages are not the same
     parts at fixed strides.
 
@@ -110,12 +112,13 @@ def describe_host_pool(pool: Any, shard: Shard, name: str = KV) -> tuple[HostPag
         own = [base for base, *kind in zip(bases, sizes, strides, strict=True) if tuple(kind) == (size, stride)]
         parts = tuple(_part_array(base, stride, pages, size) for base in own)
         words = _format_of(pool, shard, name, f"part {number} of {sizes}" if len(kinds) > 1 else "")
-        layout = _layout_of(shard, len(parts), part_bytes=size, page_tokens=page_tokens, words=words)
-        found.append(HostPages(layout, parts, page_tokens))
+        layout = packed_layout(shard, len(parts), part_bytes=size, page_tokens=page_tokens, words=words)
+        found.append(PoolPages(layout, parts, page_tokens))
     return tuple(found)
 
 
-def _layout_of(shard: Shard, parts: int, *, part_bytes: int, page_tokens: int, words: str) -> Layout:
+def packed_layout(shard: Shard, parts: int, *, part_bytes: int, page_tokens: int, words: str) -> Layout:
+    """The Layout of pages of so many parts, whose meaning `words` have."""
     token_bytes = part_bytes // page_tokens
     head_dim = gcd(token_bytes, _HEAD_DIM_MAX)
     return Layout(
@@ -180,7 +183,11 @@ def _format_of(pool: Any, shard: Shard, name: str, part: str) -> str:
         words += f" {part}"
     if name != KV:
         words += f" pool={name}"
+    return format_of_words(words, "sglang-hicache-1" if name == KV else f"sglang-hicache-1 pool={name[:64]}")
+
+
+def format_of_words(words: str, head: str) -> str:
+    """A Layout's format with this meaning: the words, or where they are too long their digest behind `head`."""
     if len(words.encode()) <= FORMAT_BYTES_MAX:
         return words
-    digest = hashlib.blake2b(words.encode(), digest_size=32).hexdigest()
-    return f"sglang-hicache-1 {digest}" if name == KV else f"sglang-hicache-1 pool={name[:64]} {digest}"
+    return f"{head} {hashlib.blake2b(words.encode(), digest_size=32).hexdigest()}"

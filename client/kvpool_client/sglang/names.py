@@ -10,11 +10,12 @@ Files are read in the background, once (`engines/weights`). Any thread.
 
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.weights import Revision, Weights, weights_of
-from kvpool_client.sglang.settings import Settings
+from kvpool_client.sglang.settings import HICACHE, Settings
 
 # SGLang's arguments that change KV without changing the weights' files or the pages' shapes.
 MODEL_FIELDS = (
@@ -36,6 +37,14 @@ DRAFT_FIELDS = (
     "speculative_draft_window_size",
     "speculative_draft_sink_size",
 )
+# SGLang's functions that put other weights in the place of the engine's, and then reset its cache.
+_UPDATES = {
+    "flush_cache_after_weight_update",
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+}
 _NO_SERVER = "SGLang's arguments are out of reach"
 
 
@@ -51,7 +60,7 @@ def named(
     try:
         weights = settings.revision or _weights(place, "", server_args, environment)
     except (LayoutMismatch, OSError) as error:
-        return None, _unidentified(error, server_args)
+        return None, _unidentified(error, server_args, settings.source)
     return Revision(facts, weights=weights), ""
 
 
@@ -71,7 +80,7 @@ def with_draft(
             f"{revision} {place}" if revision else _weights(str(place), "speculative_draft_", server_args, environment)
         )
     except (LayoutMismatch, OSError) as error:
-        return None, _unidentified(error, server_args)
+        return None, _unidentified(error, server_args, HICACHE)
     return Revision(facts, target=target, weights=weights), ""
 
 
@@ -91,14 +100,28 @@ def server_args_of_process() -> Any:
     return None
 
 
-def unidentified(error: object) -> str:
-    """The refusal of an engine whose weights have no name because of `error`."""
-    remedy = "set revision in --hicache-storage-backend-extra-config to a name that changes whenever the weights do"
+def weights_update() -> tuple[str, bool]:
+    """SGLang's version of its weights, as far as updates name one, and whether the calling thread is within an update that may
+    not have: then only the functions that it runs in show it."""
+    serving = getattr(sys.modules.get("sglang.srt.runtime_context"), "get_serving", None)
+    try:
+        version = str(getattr(serving(), "weight_version", "")) if callable(serving) else ""
+    except (ValueError, RuntimeError, LookupError, AttributeError):  # it is not set in this process
+        version = ""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in _UPDATES:
+        frame = frame.f_back
+    return version, frame is not None
+
+
+def unidentified(error: object, source: str) -> str:
+    """The refusal of an engine whose weights have no name because of `error`. `source`: where its settings stand."""
+    remedy = f"set revision in --{source} to a name that changes whenever the weights do"
     return f"weights: {error}: {remedy}"
 
 
-def _unidentified(error: Exception, server_args: object) -> str:
-    return unidentified(error if server_args is not None else f"{error} ({_NO_SERVER})")
+def _unidentified(error: Exception, server_args: object, source: str) -> str:
+    return unidentified(error if server_args is not None else f"{error} ({_NO_SERVER})", source)
 
 
 def _weights(place: str, prefix: str, server_args: object, environment: Mapping[str, str]) -> Weights:

@@ -1,6 +1,6 @@
-"""Page store: the pages of one of SGLang's host pools, found, loaded and saved in kvpool.
+"""Page store: the pages of one of SGLang's pools, on the host or on the device, found, loaded and saved in kvpool.
 
-The parts of a page (K and V, or states and convolutions) lie at strides of their own in host memory. Those of one stride are
+The parts of a page (K and V, or states and convolutions) lie at strides of their own in memory. Those of one stride are
 stored together, in a namespace with a connection of its own: mostly all of them, two or three for states of Mamba. A page is
 there when every part of it is. SGLang asks for host pools one by one, and puts together what they have (`hit_policy`).
 
@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.flushing import flush_model
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.weights import READING, Revision
-from kvpool_client.sglang.host_pages import KV, HostPages, Shard, describe_host_pool
+from kvpool_client.sglang.host_pages import KV, PoolPages, Shard, describe_host_pool
 from kvpool_client.sglang.names import unidentified
-from kvpool_client.sglang.part_store import PartStore
+from kvpool_client.sglang.part_store import Levels, PartStore
+from kvpool_client.sglang.promises import PagePromise
 from kvpool_client.sglang.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -45,7 +48,7 @@ class PageStore:
         self._host_pool: Any = None  # keeps the host memory alive
         self._page_tokens = 1
         self._parts: tuple[PartStore, ...] = ()
-        self._described: tuple[HostPages, ...] = ()
+        self._described: tuple[PoolPages, ...] = ()
         self._is_beginning = threading.Lock()
 
     def __repr__(self) -> str:
@@ -65,16 +68,26 @@ class PageStore:
     def register(self, host_pool: Any) -> None:
         """Take SGLang's host pool and connect, as soon as the model has a name. With a pool that cannot be described,
         everything stays a miss."""
-        if self._refusal:
-            self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
-            return
         try:
-            described = describe_host_pool(host_pool, self._shard, self._name)
+            described = () if self._refusal else describe_host_pool(host_pool, self._shard, self._name)
         except ENGINE_FAILURES as error:
             self._refuse_layout(error)
             return
+        self.register_pages(described, host_pool)
+
+    def register_pages(self, described: tuple[PoolPages, ...], owner: object) -> None:
+        """Take pages that are described, and connect as soon as the model has a name. `owner` keeps their memory."""
+        if self._refusal:
+            self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
+            return
         self._close_parts()
-        self._host_pool, self._described = host_pool, described
+        self._host_pool, self._described = owner, described
+        self._connect()
+
+    def rename(self, revision: Revision) -> None:
+        """The weights have changed: what was stored is another model's."""
+        self._close_parts()
+        self._revision = revision
         self._connect()
 
     def count_present(self, keys: Sequence[str]) -> int:
@@ -92,6 +105,25 @@ class PageStore:
             return [False] * len(keys)
         found = [part.present(keys) for part in self._parts]
         return [all(of_page) for of_page in zip(*found, strict=True)]
+
+    def levels(self, keys: Sequence[str], *, is_counted: bool) -> Levels:
+        """The slowest level of each page's parts, 0 for a page that is not whole. No request."""
+        if self._is_refused(len(keys)):
+            return np.zeros(len(keys), np.uint8)
+        found = np.stack([part.levels(keys, is_counted=is_counted) for part in self._parts])
+        return np.where(found.all(axis=0), found.max(axis=0), 0).astype(np.uint8)
+
+    def promise(self, keys: Sequence[str]) -> PagePromise:
+        """Lease what is there of these pages; what is in lower tiers and on other nodes is on its way then. A request for each
+        part, and for each 4096 pages."""
+        parts = [(part, part.lease_batches(keys)) for part in self._parts]
+        return PagePromise(keys, parts)
+
+    def page_numbers(self, indices: object, pages: int) -> list[int]:
+        """See `PoolPages`; what is registered decides. Raises LayoutMismatch."""
+        if not self._described:
+            raise LayoutMismatch("no pages are registered")
+        return self._described[0].page_numbers(indices, pages)
 
     def load(self, keys: Sequence[str], host_indices: Any) -> list[bool]:
         """Copy pages into host memory; which leading ones are in place and verified. The rest of the pages is undefined."""
@@ -186,7 +218,7 @@ class PageStore:
             return self._revision.find() if self._revision is not None else None
         except LayoutMismatch as error:
             if not self._refusal:
-                self._refusal = unidentified(error)
+                self._refusal = unidentified(error, self._settings.source)
                 self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
             return None
 

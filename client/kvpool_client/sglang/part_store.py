@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
+from kvpool.protocol.records import messages as m
 from kvpool.states import PEER, TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.connection_name import connection_name
@@ -23,10 +24,11 @@ from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.hint_envelope import Outcome
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
-from kvpool_client.sglang.host_pages import HostPages
+from kvpool_client.sglang.host_pages import PoolPages
 from kvpool_client.sglang.page_retention import hints_of, page_retention
 from kvpool_client.sglang.settings import Settings
 from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.set_load import SetLoad
 
 # Pages leased in one request, and loaded in one job; the next ones are leased while these are copied.
 LOADS_AT_ONCE = 64
@@ -36,13 +38,16 @@ HELD_MAX = 128
 PULLS_AT_ONCE = 12
 # As many as SGLang backs up at once.
 SAVES_AT_ONCE = 128
+# Pages of a request that a linker has leased at once: as many as one request may name.
+LEASED_AT_ONCE = m.SET_KEYS_MAX
+Levels = npt.NDArray[np.uint8]
 DIGEST_BYTES = 32
 
 
 class PartStore:
     """See the module. A namespace and a connection of its own."""
 
-    def __init__(self, settings: Settings, pages: HostPages, guard: FailureGuard) -> None:
+    def __init__(self, settings: Settings, pages: PoolPages, guard: FailureGuard) -> None:
         """Connects. Raises InvalidArgument, LayoutMismatch."""
         self._settings = settings
         self._pages = pages
@@ -87,6 +92,33 @@ class PartStore:
             self._guard.miss("batch_exists", error)
             return [False] * len(keys)
         return found
+
+    def levels(self, keys: Sequence[str], *, is_counted: bool) -> Levels:
+        """The level of each page. No request."""
+        try:
+            return self._pool.probe(_names(keys), is_counted=is_counted)
+        except ENGINE_FAILURES as error:
+            self._guard.miss("lookup", error)
+            return np.zeros(len(keys), np.uint8)
+
+    def lease_batches(self, keys: Sequence[str]) -> list[Lease]:
+        """Leases on these pages, each for LEASED_AT_ONCE of them."""
+        names = _names(keys)
+        return [
+            self._pool.acquire_set(names[first : first + LEASED_AT_ONCE])
+            for first in range(0, len(keys), LEASED_AT_ONCE)
+        ]
+
+    def begin_load(self, lease: Lease, numbers: Sequence[int]) -> SetLoad:
+        """A load of leased pages into those of the engine with these numbers, one for each page that was named, −1 to leave it
+        out. It outlives the daemon."""
+        self._counts["loaded_pages"] += sum(number >= 0 for number in numbers)
+        return self._pool.load_set(lease, cache=self._cache, block_ids=numbers, may_outlive=True)
+
+    @property
+    def ready_at(self) -> tuple[int, ...]:
+        """Of each layer of a load after which of the engine's it is read."""
+        return self._pages.ready_at
 
     def load(self, keys: Sequence[str], host_indices: object) -> list[bool]:
         """Copy pages into host memory; which leading ones are in place and verified. The rest of the pages is undefined."""

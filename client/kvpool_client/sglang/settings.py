@@ -1,4 +1,4 @@
-"""Settings of the SGLang backend: the content of `--hicache-storage-backend-extra-config`.
+"""Settings of SGLang's two doors: the content of `--hicache-storage-backend-extra-config`, and of a linker's extra config.
 
 Read once, checked whole; every fault is named at once. Pure; any thread.
 """
@@ -16,13 +16,15 @@ from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
+HICACHE, LINKER = "hicache-storage-backend-extra-config", "unified-cache-external-linker-config"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's.
 
-    `priority`: that of pages without a hint; None: the pool's default.
+    `priority`: that of pages without a hint; None: the pool's default. `promise_s`, of a linker: how long pages that a request
+    was promised stay leased at most. `source`: the option of SGLang's whose content they are.
     """
 
     model: str
@@ -33,13 +35,15 @@ class Settings:
     batch_timeout_s: float = 10.0
     copy_threads: int = 2
     priority: int | None = None
+    promise_s: float = 10.0
+    source: str = HICACHE
 
     @classmethod
-    def read(cls, extra: Mapping[str, object] | None, model_name: str | None) -> "Settings":
+    def read(cls, extra: Mapping[str, object] | None, model_name: str | None, source: str = HICACHE) -> "Settings":
         """The settings of an extra config. Raises InvalidArgument, naming every key that is wrong."""
-        given = {key: value for key, value in (extra or {}).items() if key not in _SGLANG_KEYS}
+        given = {key: value for key, value in (extra or {}).items() if source == LINKER or key not in _SGLANG_KEYS}
         faults = []
-        if not (extra or {}).get("interface_v1"):
+        if source == HICACHE and not (extra or {}).get("interface_v1"):
             faults.append("interface_v1 is not set, expected 1: without it SGLang copies every page twice")
         texts = {"model": lambda value: value == "" or is_model_name(value), "revision": is_text, "salt": is_text}
         numbers = {
@@ -48,6 +52,8 @@ class Settings:
             "copy_threads": (1, 64),
             "priority": (0, PRIORITY_MAX),
         }
+        if source == LINKER:
+            numbers["promise_s"] = (0.1, 3600.0)
         known = ["socket", *texts, *numbers]
         faults += [f"{key} is no setting{did_you_mean(str(key), known)}" for key in given if key not in known]
         faults += [
@@ -66,11 +72,11 @@ class Settings:
         if not given.get("model") and not model_name:
             faults.append("model is empty and SGLang names none, expected the model's name")
         if faults:
-            raise InvalidArgument("hicache-storage-backend-extra-config: " + "; ".join(faults))
+            raise InvalidArgument(f"{source}: " + "; ".join(faults))
         if "socket" in given:
             given["socket"] = os.fsdecode(given["socket"])  # type: ignore[arg-type]  # a path by the check above
         given["model"] = given.get("model") or model_name
-        return cls(**given)  # type: ignore[arg-type]  # each was checked above
+        return cls(source=source, **given)  # type: ignore[arg-type]  # each was checked above
 
     @property
     def identity(self) -> str:

@@ -195,6 +195,11 @@ class LeaseHold:
         """Whether its session lives and it was not released. Its time to live is checked by the daemon alone."""
         return not self._is_released and self.session is not None and self.session.is_alive
 
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released, or never held anything."""
+        return self._is_released
+
     def release(self) -> None:
         """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
         if self.end_loads():

@@ -56,6 +56,10 @@ class LoadRun(Protocol):
         """A `LoadReason` code, COMPLETE while nothing has failed."""
         ...
 
+    def reasons(self) -> bytes:
+        """Of a set, a code of each chunk, CANCELLED for one without a verdict."""
+        ...
+
     def progress(self) -> int:
         """Units finished so far; rises while the run makes progress."""
         ...

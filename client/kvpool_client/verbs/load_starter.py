@@ -47,9 +47,10 @@ class LoadStarter:
         they go, None to compare them with their checksums where they lie."""
         return self._begin(lease, first_chunk, copies=self._copies, rows=rows, blocks=blocks)
 
-    def begin_set(self, lease: SetHold, blocks: EngineBlocks) -> SetLoad:
-        """A load of what is leased of a set, into blocks of these keys."""
-        load = self._begin(lease, 0, copies=[self._copies[lease.group]], rows=[lease.held_rows], blocks=[blocks])
+    def begin_set(self, lease: SetHold, blocks: EngineBlocks, *, may_outlive: bool = False) -> SetLoad:
+        """A load of what is leased of a set, into blocks of these keys. `may_outlive`: see `Pool.load_set`."""
+        copies, rows = [self._copies[lease.group]], [lease.held_rows]
+        load = self._begin(lease, 0, copies=copies, rows=rows, blocks=[blocks], may_outlive=may_outlive)
         assert isinstance(load, SetLoad)
         return load
 
@@ -61,9 +62,10 @@ class LoadStarter:
         copies: Sequence[Copies],
         rows: Sequence[LeasedRows],
         blocks: Sequence[EngineBlocks | None],
+        may_outlive: bool = False,
     ) -> Load:
         session = lease.session
-        is_live = session is not None and lease.is_live
+        is_live = session is not None and (lease.is_live or (may_outlive and not lease.is_released))
         # Else the lease was released, or the session has ended.
         reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
         if is_live and any(map(len, rows)):

@@ -6,7 +6,6 @@ Its result says of each key whether it is in place. Threads as of `Load`.
 import numpy as np
 import numpy.typing as npt
 
-import kvpool_native
 from kvpool.states import LoadReason
 from kvpool_client.verbs.load import BegunLoad, Load
 from kvpool_client.verbs.results import LoadResult
@@ -54,7 +53,6 @@ class SetLoad(Load):
         (loaded,) = self.runs
         if loaded.run is None:
             return bytes([loaded.reason]) * len(loaded.rows)
-        assert isinstance(loaded.run, kvpool_native.LoadJob)
         stopped = loaded.reason if loaded.reason != LoadReason.COMPLETE else LoadReason.CANCELLED
         return loaded.run.reasons().replace(bytes([_UNDECIDED]), bytes([stopped]))
 

@@ -173,13 +173,17 @@ TABLE = (
     Entry("prefix caching of vLLM's own", "yes, blocks that it holds are not loaded again"),
     Entry(
         "retention, hints, announcements",
-        "yes, in `kv_transfer_params` ([Retention and hints](engines/vllm.md#retention-and-hints))",
+        "yes, in `kv_transfer_params` and `kv_hints` ([Retention and hints](engines/vllm.md#retention-and-hints))",
     ),
     Entry("KV events of the pool in vLLM's stream", "yes, `kvpool.events`"),
     Entry("metrics", "counters for Prometheus and in vLLM's log, hits by tier ([Metrics](engines/vllm.md#metrics))"),
     Entry(
         "`reset_prefix_cache(reset_connector=True)`",
         "this engine finds nothing stored before; with `kvpool.reset: node` the model's chunks are dropped for all",
+    ),
+    Entry(
+        "sleep mode, weights that change in place",
+        "yes, sleep from vLLM 0.33 on ([Sleep and training](engines/vllm.md#sleep-and-training))",
     ),
     Entry("shares chunks with other kinds of engine", "no: blocks are opaque"),
 )

@@ -21,6 +21,7 @@ from tests.rigs.device.engine import DeviceKv, engine_stream, use_emulated_drive
 from tests.rigs.payload import payload_of, tokens_of
 from tests.rigs.prompts import load, prompt, store
 from tests.rigs.runs.children import assert_in_child
+from tests.rigs.sets import names_of, rows_for, store_set
 
 LAYOUT = kv.Layout(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
 LATENT = replace(LAYOUT, kv_heads=1, planes=1)
@@ -106,17 +107,30 @@ def test_skipped_blocks_are_not_written(shared: Shared) -> None:
         assert all(layer[:, 7].any() for layer in layers)
 
 
-def test_sets_are_in_host_memory_alone(shared: Shared) -> None:
-    """Each key has an answer of its own, which copies of layers on a device have not."""
-    with shared.connect(LAYOUT) as pool:
-        names = np.zeros((1, 32), np.uint8)
-        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
-        cache = pool.register(engine.arrays, 16, "kv_first")
-        with pytest.raises(kv.InvalidArgument, match=r"cache is .* on a device, expected one in host memory"):
-            pool.save_set(names, cache=cache, block_ids=[1, 2])
-        lease = pool.acquire_set(names)
-        with pytest.raises(kv.InvalidArgument, match=r"cache is .* on a device, expected one in host memory"):
-            pool.load_set(lease, cache=cache, block_ids=[1, 2])
+@in_both_write_modes
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_are_saved_from_a_device_and_load_onto_it_each_chunk_alone(shared: Shared, form: str) -> None:
+    layout = FORMS[form]
+    with shared.connect(layout) as pool:
+        names = names_of(*range(CHUNKS))
+        assert store_set(pool, names[[0, 2, 3, 5]]).stored == 4
+        engine = DeviceKv(layout, form, BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16, engine.register_form), _ids(3)
+        with pool.acquire_set(names) as lease:
+            load = pool.load_set(lease, cache=cache, block_ids=ids)
+            assert [load.wait_layer(layer) for layer in range(4)] == [True] * 4
+            result = load.wait()
+        assert result.states == ("complete", "absent", "complete", "complete", "absent", "complete")
+        found, rows = engine.chunks(ids, CHUNKS), rows_for(pool, names)
+        assert [found[at] == rows[at].tobytes() for at in range(CHUNKS)] == [True, False, True, True, False, True]
+        again = names_of(10, 11, 12)
+        with pool.save_set(again, cache=cache, block_ids=[*ids[:2], *ids[4:6], *ids[10:12]]) as save:
+            assert save.commit().states == ("stored",) * 3
+        into = np.zeros((3, layout.chunk_bytes), np.uint8)
+        with pool.acquire_set(again) as lease:
+            assert pool.load_set(lease, into).wait().reason == "complete"
+        assert np.array_equal(into, rows[[0, 2, 5]])
+    assert shared.daemon.problems() == []
 
 
 @in_both_write_modes

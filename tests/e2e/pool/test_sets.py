@@ -511,6 +511,28 @@ def test_chunks_of_another_node_alone_are_pulled(tmp_path: Path) -> None:
         assert load_set(pool, names)[1].chunks == 7, "they are here now"
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_load_may_outlive_the_daemon_and_its_connection(start_daemon: Start, *, is_back: bool) -> None:
+    """The chunks' memory is there still, and their generations stand."""
+    daemon = start_daemon()
+    with daemon.connect(timeout_s=20.0) as pool:
+        names = names_of(1, 2, 3)
+        rows = rows_for(pool, names)
+        store_set(pool, names[:2])
+        lease = pool.acquire_set(names)
+        daemon.kill()
+        wait_until(lambda: not pool.connected, "the client knows")
+        if is_back:
+            daemon.start()
+            wait_connected(pool)
+        into = np.zeros_like(rows)
+        result = pool.load_set(lease, into, may_outlive=True).wait()
+        assert result.states == ("complete", "complete", "absent")
+        assert np.array_equal(into[:2], rows[:2])
+        lease.release()
+        assert pool.load_set(lease, into, may_outlive=True).wait().states[:2] != ("complete",) * 2
+
+
 def test_a_daemon_that_dies_in_between_is_a_miss_of_each_key(start_daemon: Start) -> None:
     daemon = start_daemon()
     with daemon.connect(timeout_s=20.0) as pool:

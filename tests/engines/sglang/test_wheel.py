@@ -23,6 +23,7 @@ MODULES = (
 )
 POOLS = ("hicache_storage", "memory_pool_host", *(f"pool_host/{kind}" for kind in ("base", "mamba", "dsa", "mha")))
 TURNS = 40
+PACKAGES = os.environ.get("KVPOOL_SGLANG_PACKAGES", "")
 
 pytest.importorskip("torch", reason="the torch extra is not installed")
 pytestmark = [
@@ -44,7 +45,7 @@ def _run(driver: str, modules: tuple[str, ...], directory: Path, *arguments: str
     paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", f"tests.engines.sglang.{driver}", str(directory), *arguments]
     variables = {**os.environ, "PYTHONPATH": paths, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -76,3 +77,27 @@ def test_pages_of_sglangs_own_host_pools_come_back(daemon: Daemon, tmp_path: Pat
     seen = _run("wheel_pools", modules, tmp_path, daemon.socket)
     names = ("mamba", "indexer", "deepseek_v4_c4", "deepseek_v4_c128", "deepseek_v4_c4_state", "swa")
     assert seen == {"came_back": dict.fromkeys(names, 2), "hits": 2}
+
+
+def _drive_linker(daemon: Daemon, directory: Path, case: str) -> dict[str, Any]:
+    if not PACKAGES:
+        pytest.skip("KVPOOL_SGLANG_PACKAGES names no folder with msgspec (make test-sglang)")
+    with zipfile.ZipFile(WHEEL) as wheel:
+        wheel.extractall(directory)
+    return _run("wheel_linker", (), directory, PACKAGES, daemon.socket, case)
+
+
+def test_the_linker_serves_sglangs_own_tree_and_pools(daemon: Daemon, tmp_path: Path) -> None:
+    """Of a window its own pages are stored with the KV's, and of Mamba the state at a node's end."""
+    seen = _drive_linker(daemon, tmp_path, "kinds")
+    assert {kind: found["loaded"] for kind, found in seen.items()} == dict.fromkeys(
+        ("mha", "mla", "uneven", "swa", "mamba"), 48
+    )
+    assert all(all(found["stored"]) for found in seen.values())
+    assert daemon.stats()["leases"] == 0
+
+
+def test_sglang_gives_a_request_up_whose_promised_page_has_other_bytes(daemon: Daemon, tmp_path: Path) -> None:
+    """Its KV never reaches the tree, and the page is not found again."""
+    seen = _drive_linker(daemon, tmp_path, "flipped")
+    assert seen == {"aborted": ["a"], "in_tree": 0, "found_again": 4}

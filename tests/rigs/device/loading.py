@@ -69,7 +69,7 @@ class Loading:
         """Flip a bit of a chunk in the arena."""
         self.store.bytes[int(self.offsets[row]) + layer * LAYOUT.layer_bytes + 5] ^= 1
 
-    def load(self, with_copies: tuple[int, ...]) -> DeviceLoad:
+    def load(self, with_copies: tuple[int, ...], *, is_set: bool = False) -> DeviceLoad:
         arena, index = self.store.arena, self.store.index
         chunks = ArenaChunks(arena, index, self.offsets, self.slots, self.generations)
         assert self.cache.side is not None
@@ -78,7 +78,8 @@ class Loading:
         addresses = np.array([self.copy_address(row) for row in range(CHUNKS)], np.uint64)
         copies = DeviceCopies(self.tier, addresses, self.copy_slots, np.where(has_copy, self.copy_generations, 0))
         sources = Sources(chunks, blocks.addresses(self.offsets), copies, EXTENTS)
-        return DeviceLoad(blocks, sources, self._check(chunks, sources.from_arena()), EXTENTS, block_ids=self.ids)
+        check = self._check(chunks, sources.from_arena(), is_set=is_set)
+        return DeviceLoad(blocks, sources, check, EXTENTS, block_ids=self.ids, is_set=is_set)
 
     def loaded(self) -> list[bytes]:
         return self.engine.chunks(self.ids.tolist(), CHUNKS)
@@ -86,7 +87,7 @@ class Loading:
     def expected(self) -> list[bytes]:
         return [row.tobytes() for row in self.rows]
 
-    def _check(self, chunks: ArenaChunks, chosen: Any) -> ArenaCheck | None:
+    def _check(self, chunks: ArenaChunks, chosen: Any, *, is_set: bool) -> ArenaCheck | None:
         some = chunks.of(chosen)
         if not len(some):
             return None
@@ -94,7 +95,7 @@ class Loading:
         nothing = np.full(2 * len(some), -1, np.int64).tobytes()
         sizes = (LAYOUT.layers, LAYOUT.layer_bytes)
         view, index = self.cache.view, self.store.index
-        job = self._threads.load(view, self.store.arena, index, *columns, nothing, *sizes, True)
+        job = self._threads.load(view, self.store.arena, index, *columns, nothing, *sizes, True, is_set=is_set)
         return ArenaCheck(job, chosen)
 
     def _stored(self, rows: Any) -> tuple[Any, Any, Any]:

@@ -19,18 +19,20 @@ PRINTING = [
 ]
 
 
-def _run(words: list[str], *, unbuffered: str = "", redirect: str = "") -> "subprocess.CompletedProcess[str]":
-    """A command from a shell with a redirection."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+def _run(words: list[str], *, redirect: str = "", **changed: str) -> "subprocess.CompletedProcess[str]":
+    """A command from a shell with a redirection, in an environment with changes."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "", **changed}
     name, *arguments = words
     command = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-m", MODULES[name], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_a_full_disk_is_one_line_and_a_failure(words: list[str], unbuffered: str) -> None:
-    done = _run(words, unbuffered=unbuffered, redirect=">/dev/full")
+    done = _run(words, PYTHONUNBUFFERED=unbuffered, redirect=">/dev/full")
     assert done.stderr == f"{words[0]}: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
@@ -49,6 +51,22 @@ def test_a_closed_pipe_ends_without_an_error_line(words: list[str]) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kvpoold", "--check", "--set", "dram.capacity=64KiB", "--set", "server.socket=/tmp/größe-€/kvpool.sock"],
+        ["kvpoold", "--print-config"],
+        ["kvpoolctl", "why", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_a_character_that_the_terminal_lacks_ends_no_command(words: list[str], encoding: str) -> None:
+    done = _run(words, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
 
 
 @pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])

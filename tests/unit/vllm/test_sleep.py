@@ -50,17 +50,17 @@ def test_an_engine_that_has_slept_loads_nothing_of_before_and_serves_itself_anew
 def test_each_half_of_the_sleep_may_come_twice_or_alone(start: StartEngine) -> None:
     engine = start(ranks=2)
     ask(engine, "cold", TOKENS)
-    pools = [worker._worker.pool for worker in engine.workers]
+    memories = [worker._worker._memory for worker in engine.workers]
     for worker in engine.workers:
         worker.restore_kv_caches()
-    assert [worker._worker.pool for worker in engine.workers] == pools, "it has not slept"
+    assert [worker._worker._memory for worker in engine.workers] == memories, "it has not slept"
     engine.take_memory()
     engine.take_memory()
     engine.wake_up()
-    pools = [worker._worker.pool for worker in engine.workers]
+    memories = [worker._worker._memory for worker in engine.workers]
     for worker in engine.workers:
         worker.restore_kv_caches()
-    assert [worker._worker.pool for worker in engine.workers] == pools
+    assert [worker._worker._memory for worker in engine.workers] == memories
     engine.forget()
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
 
@@ -105,7 +105,8 @@ def test_saves_that_do_not_end_in_their_time_are_given_up(start: StartEngine, ga
     requests = saves_under_way(engine, gate)
     thread = threading.Thread(target=engine.take_memory)
     thread.start()
-    wait_until(lambda: engine.workers[0]._worker._saver._memory is None, "their time is over")
+    saver = engine.workers[0]._worker._saver
+    wait_until(lambda: all(task.is_late for task, _ in saver._running), "their time is over")
     assert thread.is_alive(), "two of them have begun"
     gate.set()
     thread.join(60.0)
@@ -133,7 +134,7 @@ def test_a_load_that_hangs_ends_before_the_memory_goes_and_its_request_is_comput
     engine.step()
     assert all(request.state == "loading" for request in requests)
     engine.take_memory()
-    assert not any(worker._worker._threads._work_queue.qsize() for worker in engine.workers)
+    assert all(future.done() for _, future in engine.workers[0]._worker._running)
     daemon.signal(signal.SIGCONT)
     engine.on_allocated = lambda: None
     engine.wake_up()
@@ -144,13 +145,15 @@ def test_a_load_that_hangs_ends_before_the_memory_goes_and_its_request_is_comput
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_a_load_that_copies_is_cancelled(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load is waited for while none of its bytes come: as from a slow disk."""
+def test_a_load_that_copies_is_cancelled_and_its_end_is_waited_for(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = start(kvpool__timeout_s=600.0)
     ask(engine, "cold", TOKENS)
     engine.forget()
-    memory, has_begun, was_cancelled = engine.workers[0]._worker._memory, threading.Event(), threading.Event()
-    begin = memory.load
+    half = engine.workers[0]._worker
+    has_begun, was_cancelled, may_end = threading.Event(), threading.Event(), threading.Event()
+    begin = half._memory.load
 
     def begin_slowly(lease: Any, order: Any) -> Any:
         load = begin(lease, order)
@@ -158,7 +161,7 @@ def test_a_load_that_copies_is_cancelled(start: StartEngine, monkeypatch: pytest
 
         def wait_long(*arguments: Any) -> Any:
             has_begun.set()
-            assert was_cancelled.wait(60.0)
+            assert may_end.wait(60.0)
             return wait(*arguments)
 
         def cancel_it() -> None:
@@ -168,13 +171,18 @@ def test_a_load_that_copies_is_cancelled(start: StartEngine, monkeypatch: pytest
         load.wait, load.cancel = wait_long, cancel_it
         return load
 
-    monkeypatch.setattr(memory, "load", begin_slowly)
+    monkeypatch.setattr(half._memory, "load", begin_slowly)
     request = Request("loading", list(TOKENS), new_tokens=2)
     arrive_with_a_promise(engine, request)
     engine.step()
     assert has_begun.wait(60.0)
-    engine.take_memory()
-    assert was_cancelled.is_set()
+    thread = threading.Thread(target=engine.take_memory)
+    thread.start()
+    assert was_cancelled.wait(60.0)
+    assert half.pool is not None, "its bytes may still come"
+    may_end.set()
+    thread.join(60.0)
+    assert half.pool is None
     engine.wake_up()
     engine.run(request)
     assert request.generated == 2

@@ -6,7 +6,7 @@ the layer in place. The check and the device read the arena one after the other:
 between the two is not detected, unless the daemon's write mode is `copy`. Chunks that have a copy in the device tier are
 copied from there and not checked; where a copy has gone meanwhile, the chunk's layers so far are checked and copied from the
 arena before the layer counts. Copies per byte: one, across the bus or on the device. An error of the driver ends the load with
-reason `io`.
+reason `io`. A chunk that fails takes those behind it along; of a set each is alone.
 
 Threads: the run's own, and any that waits. `_changed` guards all mutable state and is not held while bytes move.
 """
@@ -27,6 +27,7 @@ from kvpool_client.copying.device.sources import Sources
 CHECK_SLICE_S = 0.05
 # Layers queued on the device ahead of the one that is waited for: enough to keep its copy engine busy (a guess).
 LAYERS_AHEAD = 2
+_COMPLETE, _CANCELLED = int(LoadReason.COMPLETE), int(LoadReason.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class ArenaCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A layer on its way to the first `count` chunks' blocks, of some chunks from copies."""
+    """A layer on its way to the blocks of these `chunks`, of some of them from copies."""
 
     layer: int
-    count: int
+    chunks: npt.NDArray[np.int64]
     from_copies: npt.NDArray[np.int64]
     event: Event
 
@@ -58,18 +59,22 @@ class DeviceLoad:
         extents: OwnExtents,
         *,
         block_ids: npt.NDArray[np.int64],
+        is_set: bool = False,
     ) -> None:
-        """`check`: None where no chunk is taken from the arena. Begins at once."""
+        """`check`: None where no chunk is taken from the arena. `is_set`: each chunk is alone, also in the check. Begins at
+        once."""
         self._blocks = blocks
         self._sources = sources
         self._check = check
         self._extents = extents
+        self._is_set = is_set
         self._block_ids = block_ids.reshape(len(sources), -1)
         self._replaced = np.zeros(len(sources), np.int64)  # layers that were copied again; the run's thread alone
         self._changed = threading.Condition()
         self._layers_done = 0  # guarded by _changed
-        self._good = len(sources)  # guarded by _changed
-        self._reason = LoadReason.COMPLETE  # guarded by _changed
+        self._reasons = np.zeros(
+            len(sources), np.uint8
+        )  # guarded by _changed; a LoadReason of each, COMPLETE: not failed
         self._is_cancelled = False  # guarded by _changed
         self._has_ended = False  # guarded by _changed
         try:
@@ -84,7 +89,7 @@ class DeviceLoad:
         with self._changed:
             self._changed.wait_for(lambda: self._layers_done > extent or self._has_ended, timeout_s)
             if self._layers_done > extent:
-                return 1 if self._good else 0
+                return 1 if self._is_set or not self._reasons[0] else 0
             return 0 if self._has_ended else -1
 
     def wait(self, timeout_s: float) -> bool:
@@ -108,12 +113,25 @@ class DeviceLoad:
     def chunks(self) -> int:
         """Leading chunks that have not failed; of an ended load, the leading chunks whose layers are all in place."""
         with self._changed:
-            return self._good if not self._has_ended or self._layers_done == len(self._extents) else 0
+            are_good = self._reasons == _COMPLETE
+            leading = len(are_good) if are_good.all() else int(are_good.argmin())
+            return leading if not self._has_ended or self._layers_done == len(self._extents) else 0
 
     def reason(self) -> int:
         """A `LoadReason` code."""
         with self._changed:
-            return self._reason
+            failed = self._reasons[self._reasons != _COMPLETE]
+            was_cut_short = self._has_ended and self._is_cancelled and self._layers_done < len(self._extents)
+            if was_cut_short and LoadReason.IO not in failed:
+                return _CANCELLED
+            return int(failed[0]) if len(failed) else _COMPLETE
+
+    def reasons(self) -> bytes:
+        """A `LoadReason` code of each chunk, as of a native load of a set: CANCELLED for one without a verdict."""
+        with self._changed:
+            has_verdicts = self._has_ended and self._layers_done == len(self._extents)
+            found = self._reasons if has_verdicts else np.where(self._reasons == _COMPLETE, _CANCELLED, self._reasons)
+            return found.astype(np.uint8).tobytes()
 
     def progress(self) -> int:
         """Layers in place, and what the check has dealt with."""
@@ -129,14 +147,13 @@ class DeviceLoad:
                 self._copy()
         except RuntimeError:  # the driver's words: nothing was loaded
             self._blocks.end_loads()
-            self._limit(0, LoadReason.IO)
+            with self._changed:
+                self._reasons[self._reasons == _COMPLETE] = LoadReason.IO
         finally:
             self._end()
 
     def _end(self) -> None:
         with self._changed:
-            if self._is_cancelled and self._layers_done < len(self._extents) and self._reason != LoadReason.IO:
-                self._reason = LoadReason.CANCELLED
             self._has_ended = True
             self._changed.notify_all()
 
@@ -151,34 +168,46 @@ class DeviceLoad:
     def _copy(self) -> None:
         queued: deque[_Queued] = deque()
         for layer in range(len(self._extents)):
-            count = self._checked(layer, queued)
-            if not count:
+            chunks = self._checked(layer, queued)
+            if not len(chunks):
                 break
-            queued.append(self._queue(layer, count))
+            queued.append(self._queue(layer, chunks))
             if len(queued) > LAYERS_AHEAD:
                 self._settle(queued.popleft())
         while queued:
             self._settle(queued.popleft())
 
-    def _checked(self, layer: int, queued: "deque[_Queued]") -> int:
-        """How many chunks have a good layer; settles what is queued while it is waited for. 0 ends the load."""
+    def _checked(self, layer: int, queued: "deque[_Queued]") -> npt.NDArray[np.int64]:
+        """The chunks that have a good layer; settles what is queued while it is waited for. None of them ends the load."""
         if self._check is not None:
-            job, chunks = self._check.job, self._check.chunks
+            job = self._check.job
             code = job.wait_extent(layer, 0.0)
             while code == -1:
                 if queued:
                     self._settle(queued.popleft())
                 code = job.wait_extent(layer, 0.0 if queued else CHECK_SLICE_S)
-            good = job.chunks() if code == 1 else 0
-            if good < len(chunks):
-                self._limit(int(chunks[good]), LoadReason(job.reason()))
-        self._limit(*self._sources.verify_lost(layer, self._count()))
-        return 0 if self._has_cancelled() else self._count()
+            self._note_check(self._check, has_ended=code == 0)
+        self._verify_lost(layer)
+        return self._good_chunks() if not self._has_cancelled() else np.empty(0, np.int64)
 
-    def _queue(self, layer: int, count: int) -> _Queued:
-        spread = Spread.of(self._sources.addresses(count), self._block_ids[:count])
-        from_copies = self._sources.from_copies(count)
-        return _Queued(layer, count, from_copies, self._spread(layer, spread))
+    def _note_check(self, check: ArenaCheck, *, has_ended: bool) -> None:
+        """Take what the check has found so far. `has_ended`: it comes to no layer more."""
+        if self._is_set:
+            undecided = (_COMPLETE,) if has_ended else (_COMPLETE, _CANCELLED)
+            for chunk, code in zip(check.chunks.tolist(), check.job.reasons(), strict=True):
+                if code not in undecided:
+                    self._fail(chunk, LoadReason(code))
+        elif (good := 0 if has_ended else check.job.chunks()) < len(check.chunks):
+            self._fail(int(check.chunks[good]), LoadReason(check.job.reason()))
+
+    def _verify_lost(self, layer: int) -> None:
+        for chunk, reason in self._sources.verify_lost(layer, self._good_chunks(), is_set=self._is_set):
+            self._fail(chunk, reason)
+
+    def _queue(self, layer: int, chunks: npt.NDArray[np.int64]) -> _Queued:
+        spread = Spread.of(self._sources.addresses(chunks), self._block_ids[chunks])
+        from_copies = self._sources.from_copies(chunks)
+        return _Queued(layer, chunks, from_copies, self._spread(layer, spread))
 
     def _spread(self, layer: int, spread: Spread) -> Event:
         extents = self._extents
@@ -190,7 +219,7 @@ class DeviceLoad:
         self._blocks.wait(queued.event)
         if not self._is_replaced(queued):
             return
-        self._limit(self._standing(min(queued.count, self._count())), LoadReason.GONE)
+        self._fail_gone(self._still_good(queued.chunks))
         with self._changed:
             if self._layers_done == queued.layer:
                 self._layers_done += 1
@@ -203,8 +232,8 @@ class DeviceLoad:
             return True
         if self._has_cancelled():
             return False
-        self._limit(*self._sources.verify_lost(queued.layer, self._count()))
-        lost, event = lost[lost < self._count()], None
+        self._verify_lost(queued.layer)
+        lost, event = self._still_good(lost), None
         for layer in range(queued.layer + 1):
             chosen = lost[self._replaced[lost] <= layer]
             if len(chosen):
@@ -215,18 +244,29 @@ class DeviceLoad:
             self._blocks.wait(event)
         return True
 
-    def _standing(self, count: int) -> int:
-        """Leading chunks whose slots were not given away while the device read them."""
-        return next((number for number in range(count) if not self._sources.stands(number)), count)
+    def _fail_gone(self, chunks: npt.NDArray[np.int64]) -> None:
+        """Those whose slots were given away while the device read them are not good."""
+        for chunk in chunks.tolist():
+            if not self._sources.stands(chunk):
+                self._fail(chunk, LoadReason.GONE)
+                if not self._is_set:
+                    break
 
-    def _limit(self, count: int, reason: LoadReason) -> None:
+    def _fail(self, chunk: int, reason: LoadReason) -> None:
+        """A chunk has failed, and with it those behind it, where it is not alone."""
         with self._changed:
-            if count < self._good:
-                self._good, self._reason = count, reason
+            failed = self._reasons[chunk : chunk + 1] if self._is_set else self._reasons[chunk:]
+            failed[failed == _COMPLETE] = reason
 
-    def _count(self) -> int:
+    def _good_chunks(self) -> npt.NDArray[np.int64]:
+        """The chunks that have not failed."""
         with self._changed:
-            return self._good
+            return np.flatnonzero(self._reasons == _COMPLETE)
+
+    def _still_good(self, chunks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        with self._changed:
+            found: npt.NDArray[np.int64] = chunks[self._reasons[chunks] == _COMPLETE]
+        return found
 
     def _has_cancelled(self) -> bool:
         with self._changed:

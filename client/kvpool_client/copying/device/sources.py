@@ -63,11 +63,11 @@ class Sources:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def addresses(self, count: int) -> Words:
-        """Where the first `count` chunks are taken from now."""
+    def addresses(self, chosen: npt.NDArray[np.int64]) -> Words:
+        """Where these chunks are taken from now."""
         if self._copies is None:
-            return self._arena_addresses[:count]
-        return np.where(self._from_copy, self._copies.addresses, self._arena_addresses)[:count]
+            return self._arena_addresses[chosen]
+        return np.where(self._from_copy, self._copies.addresses, self._arena_addresses)[chosen]
 
     def from_arena(self) -> npt.NDArray[np.int64]:
         """The chunks that are taken from the arena now."""
@@ -77,9 +77,10 @@ class Sources:
         """Where the arena has these chunks."""
         return self._arena_addresses[chosen]
 
-    def from_copies(self, count: int) -> npt.NDArray[np.int64]:
-        """Of the first `count` chunks, those that are taken from copies now."""
-        return np.flatnonzero(self._from_copy[:count])
+    def from_copies(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of these chunks, those that are taken from copies now."""
+        found: npt.NDArray[np.int64] = chosen[self._from_copy[chosen]]
+        return found
 
     def lost_of(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Of chunks that were taken from copies, those whose copy has gone; they are taken from the arena from now on."""
@@ -91,17 +92,19 @@ class Sources:
         self._from_copy[lost] = False
         return lost
 
-    def verify_lost(self, layer: int, count: int) -> tuple[int, LoadReason]:
-        """Compare `layer`, and those before it, of every chunk whose copy has gone with its checksums. How many of the first
-        `count` chunks are good, and why no more."""
+    def verify_lost(self, layer: int, chosen: npt.NDArray[np.int64], *, is_set: bool) -> list[tuple[int, LoadReason]]:
+        """Compare `layer`, and those before it, of every one of these chunks whose copy has gone with its checksums. Those that
+        are not good, and why; the first one alone where they are no set."""
+        failed: list[tuple[int, LoadReason]] = []
         if self._copies is None:
-            return count, LoadReason.COMPLETE
+            return failed
         has_lost = (self._copies.generations != 0) & ~self._from_copy
-        for number in np.flatnonzero(has_lost[:count]).tolist():
+        for number in chosen[has_lost[chosen]].tolist():
             if not self._is_good(number, layer):
-                stands = self.stands(number)
-                return number, LoadReason.CHECKSUM if stands else LoadReason.GONE
-        return count, LoadReason.COMPLETE
+                failed.append((number, LoadReason.CHECKSUM if self.stands(number) else LoadReason.GONE))
+                if not is_set:
+                    break
+        return failed
 
     def stands(self, number: int) -> bool:
         """Whether the arena's slot was not given away."""

@@ -40,6 +40,12 @@ def check_placement(parallel: object) -> None:
             everybody = ranks * (1 if name == "decode_context_parallel_size" else size)
             spread = f"spreads {what} over ranks 0 to {everybody - 1}"
             raise Unserved(code, f"{name} is {size}, which {spread}, expected 1")
+    check_nodes(parallel)
+
+
+def check_nodes(parallel: object) -> None:
+    """Raises Unserved, with the ranks and what to change, where a tensor-parallel group or its stages are on several nodes."""
+    ranks = int(getattr(parallel, "tensor_parallel_size", 1))
     stages = int(getattr(parallel, "pipeline_parallel_size", 1))
     everybody = ranks * stages
     nodes = int(getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1)))

@@ -78,8 +78,8 @@ class Saver:
         """End every order, those that do not end within the time of one without success. After it has returned, nothing reads
         a block, and until there is memory again orders end at once."""
         self.drop()
-        self.drain(self._wait_budget_s)
         self._memory = None
+        self.drain(self._wait_budget_s)  # then all of them are late
         while self.is_busy:
             wait_for_futures([future for _, future in self._running])
             self.poll()
@@ -133,7 +133,7 @@ class Saver:
         waiting, self._waiting = self._waiting, []
         for task in waiting:
             is_held_up = self._guard.call("waiting for another save", False, task.waits_for_another)
-            if task.is_late or self._memory is None:
+            if task.is_late:
                 self._guard.call("giving a save up", None, task.abort)
                 self._end_task(task)
             elif is_held_up:
@@ -239,7 +239,7 @@ class Saver:
             return self._carry_out_if(task, mark, is_wanted=may_read and not task.is_late)
 
     def _carry_out_if(self, task: SaveTask, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
-        is_on = is_wanted and self._memory is not None and (mark is None or self._did("waiting for the device", mark))
+        is_on = is_wanted and (mark is None or self._did("waiting for the device", mark))
         if not is_on or not self._did("opening a save", task.open):
             task.drop()
             return True

@@ -21,10 +21,18 @@ import numpy as np
 
 import kvpool_client as kv
 from kvpool import failpoint
+from kvpool_client.verbs.set_hold import SetHold
 from tests.engines.vllm.rigs import step_costs
 
 Answer = dict[str, Any]
 STEPS_MAX = 20
+SETTLE_S, IDLE_STEP_S = 60.0, 0.001
+SHOWN_METRICS = (
+    "vllm:kvpool_",
+    "vllm:prompt_tokens_cached_by_source",
+    "vllm:external_prefix_cache",
+    "vllm:kv_offload_tiering",
+)
 FOR_NEW_REQUESTS = ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta")
 
 
@@ -50,6 +58,7 @@ class Driver:
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
+        self._unplugged_tiers: list[Any] = []
         self._is_spoiled = self._has_struck = self._counts_blocks = False
         self._blocks_most = 0
         self._restore_waits: Callable[[], Any] = lambda: None
@@ -84,10 +93,15 @@ class Driver:
             for param in params or [None] * len(prompts)
         ]
         self._spent.begin()
-        cpu_before, before = time.process_time(), time.perf_counter()
+        cpu_before, unhindered_before, before = (
+            time.process_time(),
+            step_costs.unhindered_seconds(),
+            time.perf_counter(),
+        )
         outputs = self._llm.generate(asked, greedy, use_tqdm=False)
         return {
             "seconds": time.perf_counter() - before,
+            "unhindered_seconds": step_costs.unhindered_seconds() - unhindered_before,
             "cpu_seconds": time.process_time() - cpu_before,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "reasons": [output.outputs[0].finish_reason for output in outputs],
@@ -161,9 +175,23 @@ class Driver:
         engine.step()
         return costs
 
-    def forget(self) -> Answer:
-        """Empty the engine's own prefix cache."""
-        return {"done": bool(self._llm.reset_prefix_cache())}
+    def forget(self, of_connector: bool = False) -> Answer:
+        """Empty the engine's own prefix cache. `of_connector`: its connector's too, as an update of weights does."""
+        return {"done": bool(self._llm.reset_prefix_cache(reset_connector=of_connector))}
+
+    def settle(self) -> Answer:
+        """Step until the connector has ended what it does for requests that have ended: other engines do so by themselves."""
+        engine: Any = self._llm.llm_engine
+        scheduler, deadline = engine.engine_core.engine_core.scheduler, time.monotonic() + SETTLE_S
+        while scheduler.has_requests() and time.monotonic() < deadline:
+            engine.step()
+            time.sleep(IDLE_STEP_S)
+        return {"settled": not scheduler.has_requests()}
+
+    def shut_down(self) -> Answer:
+        """End the engine within its process, as a server does that stops."""
+        self._llm.llm_engine.engine_core.shutdown()
+        return {}
 
     def sleep(self, level: int, prompts: list[list[int]]) -> Answer:
         """vLLM's own sleep while these prompts run, and what its later releases do in a worker, where it ignores sleep on the
@@ -252,7 +280,7 @@ class Driver:
         """vLLM's Prometheus metrics of the connector and of external hits: value by name and last label."""
         shown: Answer = {}
         for metric in self._llm.get_metrics():
-            if metric.name.startswith(("vllm:kvpool_", "vllm:prompt_tokens_cached_by_source")):
+            if metric.name.startswith(SHOWN_METRICS):
                 known = ("model_name", "engine")
                 labels = [value for name, value in metric.labels.items() if name not in known]
                 shown["/".join([metric.name.removeprefix("vllm:"), *labels])] = getattr(metric, "value", 0)
@@ -274,6 +302,24 @@ class Driver:
         engine.abort_request(["aborted"])
         answer = self.generate(others, tokens)
         return {**answer, "waiting": waiting, "left": len(scheduler.requests)}
+
+    def reset_while_loading(self, prompt: list[int], tokens: int) -> Answer:
+        """Empty the engine's caches as soon as a secondary tier loads for a prompt: its greedy tokens, and whether one did."""
+        from vllm import SamplingParams
+
+        engine, jobs = self._llm.llm_engine, self._tier_manager._transfer_jobs
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        engine.add_request("reset", {"prompt_token_ids": prompt}, greedy)
+        for _ in range(STEPS_MAX):
+            if not jobs:
+                engine.step()
+        loads = any(job.transfer_job.is_promotion for job in jobs.values())
+        done = self._llm.reset_prefix_cache(reset_connector=True)
+        last: list[Any] = []
+        while engine.has_unfinished_requests():
+            last = engine.step() or last
+        (output,) = last[0].outputs
+        return {"loads": loads, "done": done, "tokens": [list(output.token_ids)], "reasons": [output.finish_reason]}
 
     def strike(self, pid: int, layer: int) -> Answer:
         """Kill a process in the middle of the next load: when `layer` is waited for, or, if negative, when the load is."""
@@ -331,6 +377,44 @@ class Driver:
             (scheduler.connector, state._KV_CONNECTOR_AGENT), self._unplugged = self._unplugged, halves
         return {}
 
+    def plug_tiers(self, is_plugged: bool) -> Answer:
+        """Take the secondary tiers out of vLLM's tiered offloading, which then has its region alone, or put them back. When no
+        job is open."""
+        tiers = self._tier_manager.secondary_tiers
+        if bool(tiers) != is_plugged:
+            tiers[:], self._unplugged_tiers = self._unplugged_tiers, tiers[:]
+        return {}
+
+    def tier_steps(self, prompt: list[int], steps: int) -> Answer:
+        """Seconds inside the first secondary tier, and of the whole step, of steps that decode behind a stored prompt."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        (tier, *_), spent = self._tier_manager.secondary_tiers, ConnectorTime()
+        spent.watch((tier,), [name for name in dir(tier) if not name.startswith("_")])
+        endless = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True, detokenize=False)
+        engine.add_request("steps", {"prompt_token_ids": prompt}, endless)
+        scheduler = engine.engine_core.engine_core.scheduler
+        while not engine.step() or scheduler.connector.has_pending_push_work():
+            pass
+        inside, whole = [], []
+        for _ in range(steps):
+            spent.begin()
+            begun = time.perf_counter()
+            engine.step()
+            whole.append(time.perf_counter() - begun)
+            inside.append(sum(spent.by_method.values()))
+        engine.abort_request(["steps"])
+        engine.step()
+        for name in [name for name in vars(tier) if not name.startswith("_") and callable(vars(tier)[name])]:
+            delattr(tier, name)
+        return {"inside": inside, "steps": whole, "calls": sorted(spent.by_method)}
+
+    @property
+    def _tier_manager(self) -> Any:
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        return scheduler.connector.connector_scheduler.manager
+
     def connector_seconds(self) -> Answer:
         """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, how long
         each request waited for an answer to its first lookup, when each promise had come after the first one, and the
@@ -358,18 +442,32 @@ class Driver:
         failpoint.reach = failpoint._act
         return {}
 
-    def spoil(self, chunk: int) -> Answer:
-        """Flip a bit of a leased chunk in the arena when the next load begins; negative counts from the end."""
-        load, self._is_spoiled = kv.Pool.load, False
+    def spoil(self, chunk: int, is_set: bool = False) -> Answer:
+        """Flip a bit of a leased chunk in the arena when the next load begins; negative counts from the end. `is_set`: the next
+        load of a set."""
+        verb = "load_set" if is_set else "load"
+        load, self._is_spoiled = getattr(kv.Pool, verb), False
 
-        def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
+        def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> Any:
             if lease.chunks and lease.hold.session is not None:
-                kv.Pool.load = load  # type: ignore[method-assign]
-                np.asarray(lease.hold.session.arena.view())[int(lease.hold.rows.offsets[chunk]) + 1237] ^= 16
+                setattr(kv.Pool, verb, load)
+                rows = lease.hold.held_rows if isinstance(lease.hold, SetHold) else lease.hold.rows
+                np.asarray(lease.hold.session.arena.view())[int(rows.offsets[chunk]) + 1237] ^= 16
                 self._is_spoiled = True
             return load(pool, lease, *args, **more)
 
-        kv.Pool.load = spoiling  # type: ignore[method-assign,assignment]
+        setattr(kv.Pool, verb, spoiling)
+        return {}
+
+    def roll_embeddings(self, by: int) -> Answer:
+        """Change the model's weights in place, as training does between rollouts: the embedding of each token becomes that of
+        another. The opposite number undoes it."""
+
+        def roll(model: Any) -> None:
+            weights = model.model.embed_tokens.weight.data
+            weights.copy_(weights.roll(by, dims=0))
+
+        self._llm.apply_model(roll)
         return {}
 
     def has_spoiled(self) -> Answer:
@@ -401,8 +499,14 @@ def memory_back(worker: Any) -> None:
 def load_weights(worker: Any, path: str) -> None:
     """In a worker, as the methods do that trainers add to it."""
     from safetensors.torch import load_file
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    worker.model_runner.model.load_weights(load_file(f"{path}/model.safetensors").items())
+    model = worker.model_runner.model
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(model)  # the processor's form of the weights is not the checkpoint's
+        model.load_weights(load_file(f"{path}/model.safetensors").items())
+        finalize_layerwise_reload(model, worker.model_config)
 
 
 def _watch_pools() -> list[kv.Pool]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ def cache_of(log: Path) -> str:
 
 
 class Engine:
-    """One running engine. `socket` names the daemon's socket; without it the engine has no connector.
+    """One running engine. `socket` names the daemon's socket; without it the engine has no connector, or the one of `transfer`.
 
     `settings` are the connector's (`{"kvpool.load": "sync"}`), other keywords are vLLM's. `siblings`: connectors of a
     MultiConnector in their order, None for kvpool's own, which vLLM then finds by its name alone. `transfer`: more of vLLM's
-    `kv_transfer_config`.
+    `kv_transfer_config`, or all of it (see `tiering`).
     `takes_every_hit`: nothing is declined for being slower than computing (in one process only).
     """
 
@@ -78,8 +79,9 @@ class Engine:
                 **engine,
             },
             "takes_every_hit": socket is not None and takes_every_hit,
-            "transfer": None if socket is None else _transfer(socket, settings or {}, siblings) | (transfer or {}),
+            "transfer": transfer if socket is None else _transfer(socket, settings or {}, siblings) | (transfer or {}),
         }
+        self._region = f"/dev/shm/vllm_offload_{(transfer or {}).get('engine_id')}.mmap"
         paths = [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -146,6 +148,15 @@ class Engine:
         """The engine's log so far."""
         return self._log.read_text(errors="replace")
 
+    def has_region(self) -> bool:
+        """Whether the file of the rows of its tiered offloading exists."""
+        return Path(self._region).exists()
+
+    def kill(self) -> None:
+        """End all of it at once (-9)."""
+        _kill_group(self._process.pid)
+        self._process.wait()
+
     def close(self) -> None:
         """End the engine and the processes that it started."""
         if self._process.stdin is not None and not self._process.stdin.closed:
@@ -159,6 +170,7 @@ class Engine:
             _kill_group(self._process.pid)
             if self._process.stdout is not None:
                 self._process.stdout.close()
+            Path(self._region).unlink(missing_ok=True)  # vLLM leaves it behind where it was killed
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -180,6 +192,22 @@ def tokens_of_answer(answer: dict[str, Any]) -> list[list[int]]:
     assert set(answer["reasons"]) == {"length"}, answer["reasons"]
     tokens: list[list[int]] = answer["tokens"]
     return tokens
+
+
+def tiering(*tiers: dict[str, object], region_bytes: int = 64 << 20, **more: object) -> dict[str, object]:
+    """vLLM's tiered offloading with these secondary tiers, as an engine's `transfer`. `more` is its own extra configuration."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": f"test-{uuid.uuid4()}",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "tests.engines.vllm.rigs.cpu_tiering",
+            "cpu_bytes_to_use": region_bytes,
+            "secondary_tiers": list(tiers),
+            **more,
+        },
+    }
 
 
 def _transfer(

@@ -36,6 +36,39 @@ def test_a_corrupt_chunk_of_the_arena_shortens_the_load(device: kvpool_native.De
     assert loading.loaded()[:4] == loading.expected()[:4]
 
 
+@pytest.mark.parametrize("with_copies", [(), (0, 1, 5, 6)])
+def test_of_a_set_each_chunk_is_alone(device: kvpool_native.Device, with_copies: tuple[int, ...], seed: int) -> None:
+    """One is corrupt in the arena, one is corrupt there behind a copy that goes, and the last one leaves it."""
+    loading = Loading(device, seed)
+    loading.corrupt(4, 3)
+    loading.corrupt(6, 0)
+    loading.drop_copies(6)
+    loading.store.drop(7)
+    load = loading.load(with_copies, is_set=True)
+    assert [load.wait_extent(layer, LONG_S) for layer in range(5)] == [1] * 5
+    assert load.wait(LONG_S)
+    complete, checksum, gone = LoadReason.COMPLETE, LoadReason.CHECKSUM, LoadReason.GONE
+    assert [*load.reasons()] == [*[complete] * 4, checksum, complete, checksum, gone]
+    good = [0, 1, 2, 3, 5]
+    assert [loading.loaded()[row] for row in good] == [loading.expected()[row] for row in good]
+
+
+def test_a_set_of_which_nothing_is_left_ends(device: kvpool_native.Device, seed: int) -> None:
+    loading = Loading(device, seed)
+    loading.drop_chunks(0)
+    load = loading.load((), is_set=True)
+    assert load.wait(LONG_S)
+    assert (load.wait_extent(0, 0.0), [*load.reasons()]) == (0, [LoadReason.GONE] * CHUNKS)
+
+
+def test_an_error_of_the_driver_is_every_chunk_of_a_sets(device: kvpool_native.Device, seed: int) -> None:
+    loading = Loading(device, seed)
+    emulated.order("fail cuMemcpyBatchAsync 2 999")
+    load = loading.load((), is_set=True)
+    assert load.wait(LONG_S)
+    assert [*load.reasons()] == [LoadReason.IO] * CHUNKS
+
+
 def test_copies_that_have_gone_before_the_load_are_replaced_from_the_arena(
     device: kvpool_native.Device, seed: int
 ) -> None:

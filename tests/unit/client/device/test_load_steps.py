@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("device", ["batch", "kernel"], indirect=Tru
 STEPS = (
     (Sources, ("addresses", "from_copies", "verify_lost", "lost_of")),
     (DeviceBlocks, ("queue_spread", "wait")),
-    (DeviceLoad, ("_standing",)),
+    (DeviceLoad, ("_fail_gone",)),
 )
 DROPPED, SOME = 2, (0, 1, 2, 3, 5)
 EVENTS: dict[str, tuple[Callable[[Loading, int], None], ...]] = {
@@ -71,7 +71,8 @@ def _check(load: DeviceLoad, loading: Loading, at: str) -> None:
     for layer in range(LAYOUT.layers):
         part = slice(layer * size, (layer + 1) * size)
         if load.wait_extent(layer, 0.0) == 1:
-            assert [row[part] for row in found[: load._good]] == [row[part] for row in expected[: load._good]], at
+            good = load._good_chunks().tolist()
+            assert [found[row][part] for row in good] == [expected[row][part] for row in good], at
 
 
 @pytest.mark.parametrize(

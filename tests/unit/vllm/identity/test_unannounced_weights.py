@@ -92,6 +92,19 @@ def test_a_reset_that_steps_have_followed_does_not_cover_a_change(start: StartEn
     assert engine.recomputed == 1
 
 
+def test_a_step_behind_a_reset_is_enough(start: StartEngine) -> None:
+    engine = start()
+    ask(engine, "cold", prompt(2, CHUNK + 1))
+    engine.forget()
+    assert engine.new_weights()
+    running = Request("running", list(TOKENS), new_tokens=2 * CHUNK)
+    engine.arrive(running)
+    engine.step()
+    change_weights(engine)
+    engine.run(running)
+    assert counted(engine, "saved_chunks") == 1 + 5, "its prompt alone"
+
+
 def test_with_vllms_own_reset_alone_the_first_step_is_lost(start: StartEngine) -> None:
     """As some trainers do it: change, reset_prefix_cache() without connectors, go on."""
     engine = start(budget=5 * CHUNK + 1)
@@ -102,10 +115,11 @@ def test_with_vllms_own_reset_alone_the_first_step_is_lost(start: StartEngine) -
         saved = counted(engine, "saved_chunks")
         engine.run(Request(f"first-{change}", list(TOKENS)))
         assert counted(engine, "saved_chunks") == saved
-        ask(engine, f"second-{change}", TOKENS)
-        assert counted(engine, "saved_chunks") == saved + 5
-        assert ask(engine, f"third-{change}", TOKENS).external == 5 * CHUNK
-    assert counted(engine, "hit_tokens") == 2 * 5 * CHUNK
+        second = prompt(2 + change, 3 * CHUNK + 1)
+        engine.run(Request(f"second-{change}", second))
+        assert counted(engine, "saved_chunks") == saved + 3
+        assert ask(engine, f"third-{change}", second).external == 3 * CHUNK
+    assert counted(engine, "hit_tokens") == 2 * 3 * CHUNK
 
 
 def test_a_request_that_runs_through_a_change_is_saved_no_further(start: StartEngine) -> None:

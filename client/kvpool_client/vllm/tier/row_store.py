@@ -1,0 +1,182 @@
+"""Row store: finds, loads and saves rows of vLLM's host region in kvpool, a job's at a time.
+
+vLLM names what a row has by a key of its own, a hash over everything before it and the number of a group of layers: rows are a
+set of chunks without parents. One request leases rows and one native job loads them, while the next ones are leased; two
+requests save them. What is saved keeps the beginning of a prompt the most recently used, so that eviction begins at its end.
+
+Bounded: a job ends within `batch_timeout_s`, and sooner after `give_up`. When a call has returned, nothing reads or writes a
+row. Any thread; the tier calls from a thread for loads and another one for saves. Copies per byte: one, by the Pool's native
+threads.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.clock import Deadline
+from kvpool.layout import Layout
+from kvpool.states import DRAM, PEER, TokenRange
+from kvpool_client.engines.connection_name import connection_name
+from kvpool_client.named_keys import Names
+from kvpool_client.pool import Pool
+from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
+from kvpool_client.verbs.results import SaveResult
+from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
+from kvpool_client.vllm.tier.settings import Settings
+
+# Rows leased in one request, and loaded in one job; the next ones are leased while these are copied.
+LOADS_AT_ONCE = 64
+# Of rows that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
+PULLS_AT_ONCE = 12
+SAVES_AT_ONCE = 128
+# Keys that are used again in one request.
+USES_AT_ONCE = 4096
+Addresses = npt.NDArray[np.int64]
+
+
+def name_of(key: bytes, epoch: bytes = FIRST_EPOCH) -> bytes:
+    """The name of a chunk, 32 bytes, from vLLM's key and the weight epoch that it belongs to."""
+    return hash_in_epoch(epoch, key) if epoch else kvpool_native.blake3(key)
+
+
+def names_of(keys: Sequence[bytes], epoch: bytes = FIRST_EPOCH) -> Names:
+    """The same of many, uint8 [keys, 32]."""
+    packed = b"".join([name_of(key, epoch) for key in keys])
+    return np.frombuffer(packed, np.uint8).reshape(len(keys), -1)
+
+
+class RowStore:
+    """See the module. A namespace and a connection of its own."""
+
+    def __init__(self, settings: Settings, model: str, revision: str, layout: Layout) -> None:
+        """Connects. Raises InvalidArgument, LayoutMismatch."""
+        self._settings = settings
+        self._pool = Pool(
+            settings.socket,
+            model=model,
+            revision=revision,
+            layout=layout,
+            salt=settings.salt.encode(),
+            timeout_s=settings.timeout_s,
+            copy_threads=settings.copy_threads,
+            name=connection_name("vllm tier", layout.rank, layout.world),
+        )
+        self._lock = threading.Lock()
+        self._loads: set[Load] = set()  # guarded by _lock
+        self._is_giving_up = False  # guarded by _lock
+
+    def __repr__(self) -> str:
+        return f"<RowStore {self._pool!r}>"
+
+    @property
+    def model(self) -> str:
+        """The model's name in the daemon's pool."""
+        return self._pool.model
+
+    def level_of(self, name: bytes) -> int:
+        """The level of one chunk; 0 where it is not known to be anywhere. No request."""
+        return int(self._pool.probe(np.frombuffer(name, np.uint8).reshape(1, -1), is_counted=True)[0])
+
+    def load(self, names: Names, addresses: Addresses) -> list[str]:
+        """Copy chunks into rows. A state for each: "complete" for one that is in place and verified, else why it is not; its
+        row is undefined."""
+        found = np.full(len(names), "absent", object)
+        deadline = Deadline(self._settings.batch_timeout_s)
+        levels = self._pool.probe(names)
+        left = np.flatnonzero(levels > 0)
+        chosen, lease = self._lease_next(names, levels, left)
+        while lease is not None:
+            left = left[len(chosen) :]
+            following: Lease | None = None
+            try:
+                with lease, self._pool.load_set(lease, addresses[chosen]) as load:
+                    self._begin(load)
+                    pulls = bool((levels[chosen] >= PEER).any())
+                    ahead = chosen[:0]
+                    if not pulls:
+                        ahead, following = self._lease_next(names, levels, left)
+                    found[chosen] = load.wait(deadline.remaining_s()).states
+                    self._end(load)
+                if self._is_over(deadline):
+                    found[left] = "late"
+                    break
+                if pulls:
+                    ahead, following = self._lease_next(names, levels, left)
+                chosen, lease, following = ahead, following, None
+            finally:
+                if following is not None:
+                    following.release()
+        states: list[str] = found.tolist()
+        return states
+
+    def save(self, names: Names, addresses: Addresses, retention: Sequence[TokenRange | None]) -> list[SaveResult]:
+        """Store chunks from rows. The results of the saves, in an order of their own; fewer where the time is over.
+
+        `names`: from the beginning of a prompt on. `retention`: of each, None for none. What is there already is used again.
+        """
+        results, tokens = [], self._pool.layout.chunk_tokens
+        deadline = Deadline(self._settings.batch_timeout_s)
+        for first in reversed(range(0, len(names), SAVES_AT_ONCE)):
+            if self._is_over(deadline):
+                break
+            asked = slice(first, first + SAVES_AT_ONCE)
+            ranges = tuple(
+                TokenRange(row * tokens, (row + 1) * tokens, one.priority, one.duration_s)
+                for row, one in enumerate(retention[asked])
+                if one is not None
+            )
+            with self._pool.save_set(names[asked], addresses[asked], retention=ranges) as save:
+                results.append(save.commit())
+        return results
+
+    def use_again(self, names: Names) -> int:
+        """Have these chunks, from the beginning of a prompt on, count as used now, the first one last; how many of them DRAM
+        has, where alone that matters."""
+        used = 0
+        for first in reversed(range(0, len(names), USES_AT_ONCE)):
+            asked = names[first : first + USES_AT_ONCE]
+            with self._pool.acquire_set(asked[self._pool.probe(asked) == DRAM]) as lease:
+                used += lease.chunks
+        return used
+
+    def give_up(self, *, is_over: bool) -> None:
+        """Have running jobs end soon, with what they have done; until it is `over`."""
+        with self._lock:
+            self._is_giving_up = not is_over
+            loads = [] if is_over else list(self._loads)
+        for load in loads:
+            load.cancel()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """The Pool's counters."""
+        return self._pool.stats()
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._pool.close()
+
+    def _lease_next(
+        self, names: Names, levels: npt.NDArray[np.uint8], left: npt.NDArray[np.intp]
+    ) -> tuple[npt.NDArray[np.intp], Lease | None]:
+        """Lease the first of what is left, as many as may be leased at once: which they are, and their lease; None for none."""
+        chosen = left[:LOADS_AT_ONCE]
+        chosen = chosen[np.cumsum(levels[chosen] >= PEER) <= PULLS_AT_ONCE]
+        return chosen, self._pool.acquire_set(names[chosen]) if len(chosen) else None
+
+    def _begin(self, load: Load) -> None:
+        with self._lock:
+            self._loads.add(load)
+            is_late = self._is_giving_up
+        if is_late:
+            load.cancel()
+
+    def _end(self, load: Load) -> None:
+        with self._lock:
+            self._loads.discard(load)
+
+    def _is_over(self, deadline: Deadline) -> bool:
+        return self._is_giving_up or deadline.has_passed()

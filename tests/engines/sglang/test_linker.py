@@ -1,0 +1,384 @@
+"""The linker without SGLang: what is promised is loaded, and what fails ends as a miss or as an offload that stored nothing."""
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool.errors import InvalidArgument
+from tests.engines.sglang import linked
+from tests.engines.sglang.linked import LAYERS, PAGE, MHATokenToKVPool, kv, params_of
+from tests.engines.sglang.standin import PoolName, page_keys
+from tests.rigs.daemon import Daemon, wait_until
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+pytestmark = pytest.mark.torch
+PAGES = 5
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    with linked.installed():
+        yield importlib.import_module("kvpool_client.sglang.linker")
+
+
+class Rank:
+    """One rank: its pool, its linker, and the calls of SGLang's tree."""
+
+    def __init__(self, module: Any, socket: str, **extra: Any) -> None:
+        self.pool = MHATokenToKVPool(torch)
+        config = {"socket": socket, "revision": "1", "timeout_s": 20.0, **extra}
+        self.linker = module.KVPoolLinker(SimpleNamespace(model_path="tiny"), params_of(self.pool), extra_config=config)
+        wait_until(lambda: self.linker.counters()["kv.connected"] == 1, "connected")
+
+    def __enter__(self) -> "Rank":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.linker.close()
+
+    @property
+    def buffers(self) -> list[Any]:
+        return [*self.pool.k_buffer, *self.pool.v_buffer]
+
+    @staticmethod
+    def slots(pages: range) -> Any:
+        return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
+
+    def fill(self, seed: int, pages: range) -> None:
+        made = torch.Generator().manual_seed(seed)
+        for buffer in self.buffers:
+            buffer[self.slots(pages)] = torch.randn(len(pages) * PAGE, 2, 16, generator=made).to(buffer.dtype)
+
+    def read(self, pages: range) -> list[Any]:
+        return [buffer[self.slots(pages)].clone() for buffer in self.buffers]
+
+    def offload(self, keys: list[str], pages: range) -> bool:
+        """Whether the node is in the pool now."""
+        assert self.linker.offload([kv(keys, self.slots(pages))])
+        wait_until(lambda: self.linker.num_completed_offloads() == 1, "the offload has ended")
+        return bool(self.linker.pop_completed_offload())
+
+    def load(self, rid: str, keys: list[str], pages: range) -> bool:
+        """Queue, start, wait for each layer and finish: whether the request may go on."""
+        assert self.linker.load(rid, [kv(keys, self.slots(pages))])
+        index = self.linker.start_layer_wise_loading()
+        counter = self.linker.layer_done_counter
+        counter.set_consumer(index)
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+        return bool(self.linker.finish_layer_wise_loading(index))
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+def test_pages_come_back_into_other_slots(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        stored = rank.read(range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)]) == []
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.start_layer_wise_loading() == -1
+        assert rank.linker.lookup("a", [kv([*keys, *page_keys(2, 1)])]) == [1, 2, 3, 4, 5]
+        assert rank.load("a", keys[:4], range(8, 12))
+        assert _same(rank.read(range(8, 12)), [values[: 4 * PAGE] for values in stored])
+    assert daemon.stats()["leases"] == 0
+
+
+def test_a_lookup_again_keeps_or_replaces_the_promise(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys[:2], range(2))
+        assert rank.linker.lookup("a", [kv(keys)]) == [1, 2]
+        promise = rank.linker._promises.find("a")
+        assert rank.linker.lookup("a", [kv(keys)]) == [1, 2]
+        assert rank.linker._promises.find("a") is promise, "nothing was leased again"
+        assert daemon.stats()["leases"] == 1
+        assert rank.offload(keys[2:], range(2, PAGES))
+        assert rank.linker.lookup("a", [kv(keys)]) == [1, 2, 3, 4, 5]
+        assert rank.linker.lookup("a", [kv(page_keys(9, 3))]) == []
+        assert rank.linker.counters()["promises"] == 0
+
+
+def test_a_promise_ends_by_its_time_and_a_load_takes_another(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket, promise_s=0.1) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        wait_until(
+            lambda: rank.linker.num_completed_offloads() == 0 and not rank.linker.counters()["promises"], "ended"
+        )
+        assert rank.linker.counters()["late_promises"] == 1
+        assert rank.load("a", keys, range(8, 13))
+        assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
+        assert rank.linker.counters()["renewed_loads"] == 1
+
+
+def test_promises_have_a_bound(module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_client.sglang.promises.PROMISES_MAX", 2)
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, 1)
+        assert rank.offload(keys, range(1))
+        assert [rank.linker.lookup(rid, [kv(keys)]) for rid in ("a", "b", "c", "a")] == [[1], [1], [], [1]]
+        assert rank.linker.counters()["unpromised"] == 1
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_daemon_that_dies_between_lookup_and_load_fails_no_request(
+    module: Any, daemon: Daemon, *, is_back: bool
+) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        daemon.kill()
+        wait_until(lambda: rank.linker.counters()["kv.connected"] == 0, "the client knows")
+        if is_back:
+            daemon.start()
+            wait_until(lambda: rank.linker.counters()["kv.connected"] == 1, "connected again")
+        assert rank.load("a", keys, range(8, 13))
+        assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
+        assert rank.linker.lookup("b", [kv(keys)]) == []
+        assert rank.offload(keys, range(PAGES)) == is_back
+
+
+def test_without_a_promise_or_pages_the_request_computes(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        assert not rank.linker.load("a", [kv(page_keys(1, 2), rank.slots(range(2)))])
+        assert rank.linker.start_layer_wise_loading() == -1
+
+
+def test_a_load_that_is_cancelled_writes_nothing(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        for rid in ("a", "b"):
+            assert rank.linker.lookup(rid, [kv(keys)])[-1] == PAGES
+        assert rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        assert rank.linker.cancel_queued_load("a")
+        assert not rank.linker.cancel_queued_load("a")
+        assert rank.linker.start_layer_wise_loading() == -1
+        assert not any(values.any() for values in rank.read(range(8, 13)))
+        rank.linker.reset()
+        assert rank.linker.counters()["promises"] == 0
+
+
+@pytest.mark.parametrize("page", [0, 2])
+def test_a_promised_page_whose_bits_turned_over_fails_the_load(module: Any, daemon: Daemon, page: int) -> None:
+    """Only then: the request is given up, and the page is not found again."""
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        (lease,) = rank.linker._promises.find("a").pools["kv"].leases
+        offset = int(lease.hold.held_rows.offsets[page])
+        lease.hold.session.arena.view()[offset + 7] ^= 1
+        assert not rank.load("a", keys, range(8, 13))
+        assert rank.linker.counters()["failed_load"] == 1
+        found = rank.linker.lookup("b", [kv(keys)])
+        assert found == list(range(1, page + 1))
+        assert rank.load("b", keys[:page], range(8, 8 + page)) if found else True
+    assert daemon.stats()["leases"] == 0
+
+
+def test_offloads_end_in_order_and_always(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        late = linked.Event()
+        late.has_come = False
+        rank.linker.events = [late]
+        keys = page_keys(1, 3)
+        assert rank.linker.offload([kv(keys, rank.slots(range(3)))])
+        rank.linker.events = [linked.Event()]
+        assert rank.linker.offload([kv(page_keys(2, 1), rank.slots(range(3, 4)))])
+        assert rank.linker.offload([kv(page_keys(3, 1), torch.tensor([1, 2, 3, 4]))]), "no whole page"
+        assert not rank.linker.offload([])
+        assert rank.linker.num_completed_offloads() == 0
+        late.has_come = True
+        wait_until(lambda: rank.linker.num_completed_offloads() == 3, "all have ended")
+        assert [rank.linker.pop_completed_offload() for _ in range(3)] == [True, True, False]
+        late.has_come = False
+        rank.linker.events = [late]
+        assert rank.linker.offload([kv(keys, rank.slots(range(3)))])
+        rank.linker.reset()
+        assert rank.linker.num_completed_offloads() == 0
+        late.has_come = True
+        assert rank.offload(page_keys(4, 1), range(1)), "what was withdrawn is not reported any more"
+
+
+def test_a_full_line_and_a_daemon_that_is_away_store_nothing(
+    module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.sglang.offloads.OFFLOADS_MAX", 1)
+    with Rank(module, daemon.socket) as rank:
+        late = linked.Event()
+        late.has_come = False
+        rank.linker.events = [late]
+        assert rank.linker.offload([kv(page_keys(1, 1), rank.slots(range(1)))])
+        assert rank.linker.offload([kv(page_keys(2, 1), rank.slots(range(1)))])
+        assert rank.linker.counters()["refused_offloads"] == 1
+        daemon.kill()
+        wait_until(lambda: rank.linker.counters()["kv.connected"] == 0, "the client knows")
+        late.has_come = True
+        wait_until(lambda: rank.linker.num_completed_offloads() == 2, "both have ended")
+        assert [rank.linker.pop_completed_offload() for _ in range(2)] == [False, False]
+        assert rank.linker.lookup("a", [kv(page_keys(1, 1))]) == []
+
+
+def test_an_update_of_the_weights_finds_nothing_of_the_old_ones(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        assert rank.offload(keys, range(PAGES))
+        rank.linker.reset()
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES, "the same weights"
+
+        def flush_cache_after_weight_update() -> None:
+            rank.linker.reset()
+
+        flush_cache_after_weight_update()
+        wait_until(lambda: rank.linker.counters()["kv.connected"] == 1, "connected")
+        assert rank.linker.lookup("a", [kv(keys)]) == []
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+
+
+def test_two_ranks_answer_for_themselves(module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one lacks the last page: SGLang intersects, and both can load what is left."""
+    from kvpool_client.sglang.host_pages import Shard
+
+    ranks = []
+    for number in range(2):
+        monkeypatch.setattr(module, "_shard_of", lambda params, number=number: Shard(tp_rank=number, tp_size=2))
+        ranks.append(Rank(module, daemon.socket))
+    keys = page_keys(1, PAGES)
+    for number, rank in enumerate(ranks):
+        rank.fill(number, range(PAGES))
+        assert rank.offload(keys[: PAGES - number], range(PAGES - number))
+    found = [set(rank.linker.lookup("a", [kv(keys)])) for rank in ranks]
+    agreed = max(found[0] & found[1])
+    assert agreed == PAGES - 1
+    for rank in ranks:
+        assert rank.load("a", keys[:agreed], range(8, 8 + agreed))
+        assert _same(rank.read(range(8, 8 + agreed)), rank.read(range(agreed)))
+        assert rank.linker.load("b", [kv(keys, rank.slots(range(PAGES)))]), "the other rank counts on it"
+    index = ranks[1].linker.start_layer_wise_loading()
+    assert not ranks[1].linker.finish_layer_wise_loading(index)
+    for rank in ranks:
+        rank.linker.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"pp_size": 2}, "refused_pp"),
+        ({"sidecar_draft_device_pools": (object(),)}, "refused_layout"),
+        ({"page_size": 8}, "refused_layout"),
+    ],
+)
+def test_models_that_are_not_described_share_nothing(
+    module: Any, daemon: Daemon, change: dict[str, Any], reason: str
+) -> None:
+    config = {"socket": daemon.socket, "revision": "1"}
+    params = params_of(MHATokenToKVPool(torch), **change)
+    linker = module.KVPoolLinker(SimpleNamespace(model_path="tiny"), params, extra_config=config)
+    assert linker.lookup("a", [kv(page_keys(1, 2))]) == []
+    assert linker.offload([kv(page_keys(1, 2), torch.arange(2 * PAGE))])
+    assert (linker.num_completed_offloads(), linker.pop_completed_offload()) == (1, False)
+    assert linker.counters()[f"kv.{reason}"] == 2
+    linker.close()
+
+
+def test_wrong_settings_are_named_all_at_once(module: Any) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        module.KVPoolLinker(
+            SimpleNamespace(model_path="tiny"),
+            params_of(MHATokenToKVPool(torch)),
+            extra_config={"promise_s": 0, "interface_v1": 1, "sockets": "x"},
+        )
+    text = str(raised.value)
+    assert text.startswith("unified-cache-external-linker-config: ")
+    assert all(word in text for word in ("promise_s is 0, expected 0.1", "interface_v1 is no setting", "sockets is no"))
+
+
+def test_pages_in_the_lower_tier_are_fetched_up_and_found_next_time(
+    module: Any, start_daemon: Any, tmp_path: Any
+) -> None:
+    daemon = start_daemon(**{"ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "64MiB"})
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        daemon.stop()
+        daemon.start()
+        wait_until(lambda: rank.linker.counters()["kv.connected"] == 1, "connected again")
+        wait_until(lambda: 2 in rank.linker._stores["kv"].levels(keys, is_counted=False), "on the SSD")
+        first = rank.linker.lookup("a", [kv(keys)])
+        assert len(first) < PAGES
+        wait_until(lambda: rank.linker.lookup("a", [kv(keys)]) == [1, 2, 3, 4, 5], "in DRAM")
+        assert rank.load("a", keys, range(8, 13))
+        assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
+
+
+def test_windows_and_states_bound_the_prefixes(module: Any, daemon: Daemon) -> None:
+    """A window is there at the ends of nodes alone, and a state at its end; each pool has its own slots."""
+    full, swa = MHATokenToKVPool(torch, layers=1), MHATokenToKVPool(torch, layers=2)
+    temporal, conv = torch.zeros(1, 8, 2, 4), torch.zeros(1, 8, 6, 3, dtype=torch.bfloat16)
+    states = SimpleNamespace(mamba_cache=SimpleNamespace(temporal=temporal, conv=[conv]))
+    counters: list[Any] = []
+    requests = SimpleNamespace(
+        mamba_pool=states, mamba_map={3: 0}, register_layer_transfer_counter=lambda counter: counters.append(counter)
+    )
+    mapping = {0: (0, True), 1: (0, False), 2: (1, True)}
+    cache = SimpleNamespace(
+        full_kv_pool=full, swa_kv_pool=swa, layers_mapping=mapping, start_layer=0, mamba_pool=states
+    )
+    linker = module.KVPoolLinker(
+        SimpleNamespace(model_path="hybrid"),
+        params_of(cache, req_to_token_pool=requests),
+        extra_config={"socket": daemon.socket, "revision": "1", "timeout_s": 20.0},
+    )
+    wait_until(lambda: all(linker.counters()[f"{name}.connected"] == 1 for name in ("kv", "swa", "mamba")), "connected")
+    assert counters == [linker.layer_done_counter]
+    keys = page_keys(1, 6)
+    for number, buffer in enumerate([*full.k_buffer, *full.v_buffer, *swa.k_buffer, *swa.v_buffer, temporal, conv]):
+        buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(number)).to(buffer.dtype))
+    before = [conv[0, 3].clone(), temporal[0, 3].clone(), swa.v_buffer[1][Rank.slots(range(2, 4))].clone()]
+    for first, end, state in ((0, 4, 3), (4, 6, 5)):
+        node = range(first, end)
+        transfers = [
+            kv(keys[first:end], Rank.slots(node)),
+            linked.window(PoolName.SWA, keys[end - 2 : end], Rank.slots(range(end - 2, end))),
+            linked.window(PoolName.MAMBA, keys[end - 1 : end], torch.tensor([state])),
+        ]
+        assert linker.offload(transfers)
+    wait_until(lambda: linker.num_completed_offloads() == 2, "both nodes are offloaded")
+    assert [linker.pop_completed_offload() for _ in range(2)] == [True, True]
+    asked = [
+        kv(keys),
+        linked.window(PoolName.SWA, keys[-2:]),
+        linked.window(PoolName.MAMBA, keys[-1:]),
+    ]
+    assert linker.lookup("a", asked) == [4, 6]
+    loads = [
+        kv(keys[:4], Rank.slots(range(8, 12))),
+        linked.window(PoolName.SWA, keys[2:4], Rank.slots(range(10, 12))),
+        linked.window(PoolName.MAMBA, keys[3:4], torch.tensor([1])),
+    ]
+    assert linker.load("a", loads)
+    index = linker.start_layer_wise_loading()
+    linker.layer_done_counter.set_consumer(index)
+    for layer in range(4):
+        linker.layer_done_counter.wait_until(layer)
+    assert linker.finish_layer_wise_loading(index)
+    after = [conv[0, 1], temporal[0, 1], swa.v_buffer[1][Rank.slots(range(10, 12))]]
+    assert _same(before, after)
+    linker.close()

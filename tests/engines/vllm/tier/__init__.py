@@ -1,0 +1,1 @@
+"""Tests of the secondary tier of vLLM's tiered offloading."""
