@@ -35,6 +35,8 @@ LIFE_BYTES = 8
 # Of a StageInto: NIXL's own description of an agent (335 bytes over TCP, more for each device), and what names its part there.
 AGENT_BYTES_MAX = 4096
 MARK_BYTES = 8
+# Of a StageInto: from the end of its wait until its owner begins to write, and from there until nothing is written any more.
+INTO_BEGIN_S, INTO_WRITE_S = 10.0, 60.0
 # Of AskNear and Near: the tag of a host, the longest path of a unix socket, a daemon's epoch.
 HOST_BYTES = 16
 SOCKET_BYTES_MAX = 107
@@ -304,6 +306,7 @@ class RefusalCode:
     RATE = "rate"  # too many frames of this peer in a second
     STOPPING = "stopping"  # the node is about to end
     TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol; or no memory shared with the node
+    UNWRITTEN = "unwritten"  # a StageInto whose write has failed: some of it may be there
     FAILED = "failed"  # the node could not serve it, for a reason that it has logged
 
 

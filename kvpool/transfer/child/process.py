@@ -135,12 +135,20 @@ class ChildProcess:
         _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
         return not left
 
-    def send_request(self, request: Sequence[object], on_answer: OnAnswer, *, hang_s: float | None = None) -> None:
-        """Send a request. `hang_s`: of one that others answer, who may take longer. REQUIRES: `is_serving`."""
+    def send_request(
+        self,
+        request: Sequence[object],
+        on_answer: OnAnswer,
+        *,
+        hang_s: float | None = None,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a request. `hang_s`: of one that others answer, who may take longer. `on_hang`: called before the process is
+        ended because this one has no answer. REQUIRES: `is_serving`."""
         assert self._transport is not None
         self._numbers += 1
         longest_s = self._kind.hang_s if hang_s is None else hang_s
-        hang = asyncio.get_running_loop().call_later(longest_s, self._end_hanging, longest_s)
+        hang = asyncio.get_running_loop().call_later(longest_s, self._end_hanging, longest_s, on_hang)
         self._waiting[self._numbers] = (on_answer, hang)
         self._transport.write(pack([self._numbers, *request]))
 
@@ -217,7 +225,8 @@ class ChildProcess:
         hang.cancel()
         on_answer(codes)
 
-    def _end_hanging(self, longest_s: float) -> None:
+    def _end_hanging(self, longest_s: float, on_hang: Callable[[], None]) -> None:
+        on_hang()
         self.kill(f"it has not answered for {longest_s:g} s")
 
     def kill(self, reason: str) -> None:

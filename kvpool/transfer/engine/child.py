@@ -5,6 +5,7 @@
                       and notifies it of the mark behind them
                       [number, "expect", mark]: another one will notify this one of the mark
                       [0, "call off", mark]: it will not
+                      [number, "ping"]: answered by the thread that calls the library, if it does not hang there
     process → daemon: [number, [code]], 0 where they have moved, or the mark was heard; once nothing of it can write into any
                       memory any more
 
@@ -20,10 +21,9 @@ was submitted or is expected, with naps, because the library's own waiting keeps
 
 import mmap
 import os
-import queue
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,13 +38,18 @@ from kvpool.transfer.engine.nixl import connect_nixl
 PIECE_BYTES = 4 << 20
 # Pieces that were submitted and have not ended: the library of TransferEngine refuses more than a thousand of one node.
 PIECES_MAX = 64
+# Of one node, so that one that takes nothing does not keep the others.
+NODE_PIECES_MAX = 32
 NAP_S = 100e-6
 # Where this process only waits for what others write: they are as fast (measured).
 EXPECTING_NAP_S = 300e-6
+# While nothing has come or gone for so long: an owner may be away, and what it was asked to write in quarantine.
+QUIET_S = 1.0
+QUIET_NAP_S = 5e-3
 # The longest time for the library to begin a move. Setting up a connection over emulated RDMA takes 1.5 s (measured).
 SUBMIT_S = 8.0
 HUNG = -2
-MOVE, EXPECT, CALL_OFF = "move", "expect", "call off"
+MOVE, EXPECT, CALL_OFF, PING = "move", "expect", "call off", "ping"
 CALLED_OFF = -3
 # Marks that nobody has expected yet: an owner may be faster than this process is with its own daemon's request.
 EARLY_MAX = 1024
@@ -91,42 +96,61 @@ class MoveClient(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Move:
-    """A move under way. `left`: pieces that have not ended, and one for who submits them."""
+    """A move under way. `begun`: bytes of it that were submitted. `left`: pieces that have not ended, and one for who submits
+    them."""
 
     number: int
     other: Any
+    offset: int
+    address: int
+    size: int
     mark: bytes
+    begun: int = 0
     left: int = 1
     code: int = 0
 
+    @property
+    def node(self) -> str:
+        """Whose bytes move, or where to: TransferEngine's server, or the node of NIXL's agent."""
+        return self.other if isinstance(self.other, str) else str(self.other[0])
+
 
 class _Moves:
-    """Moves under way, and marks that are expected. Guarded by `_changed`: all of it but the queue."""
+    """Moves under way, and marks that are expected. Guarded by `_changed`: all of it."""
 
     def __init__(self, link: DaemonLink, client: MoveClient) -> None:
         self._link = link
         self._client = client
-        self._asked: queue.SimpleQueue[tuple[_Move, int, int, int]] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._asked: deque[_Move] = deque()  # with pieces that were not submitted
         self._pieces: list[tuple[int, _Move]] = []
+        self._pings: list[int] = []
         self._expected: dict[bytes, int] = {}
         self._early: OrderedDict[bytes, None] = OrderedDict()  # marks that were heard before they were expected here
         self._lingers = Deadline(0.0)
+        self._quiet = Deadline(0.0)
         self._submitted: tuple[_Move, Deadline] | None = None  # what the library is about to begin
 
     def take_request(self, number: int, kind: str, *request: Any) -> None:
-        """Queue a move, expect a mark, or expect it no longer. The daemon asks for no more at once than its memory has room
-        for."""
+        """Queue a move or a ping, expect a mark, or expect it no longer. The daemon asks for no more at once than its memory
+        has room for."""
         if kind == MOVE:
-            other, offset, address, size, mark = request
-            self._asked.put((_Move(number, other, mark), offset, address, size))
+            with self._changed:
+                self._asked.append(_Move(number, *request))
+                self._changed.notify_all()
+            return
+        if kind == PING:
+            with self._changed:
+                self._pings.append(number)
+                self._changed.notify_all()
             return
         (mark,) = request
         with self._changed:
             if kind == EXPECT and mark not in self._early:
                 self._expected[mark] = number
+                self._quiet = Deadline(QUIET_S)
                 self._changed.notify_all()
                 return
             self._early.pop(mark, None)
@@ -137,35 +161,47 @@ class _Moves:
     def submit_all(self) -> None:
         """Submit what is asked for. A thread of its own."""
         while True:
-            move, offset, address, size = self._asked.get()
-            for done in range(0, size, PIECE_BYTES):
-                with self._changed:
-                    while len(self._pieces) >= PIECES_MAX:
-                        self._changed.wait(PATIENCE_S)
-                    if move.code:
-                        break
-                    self._submitted = (move, Deadline(SUBMIT_S))
-                piece = min(PIECE_BYTES, size - done)
-                number = self._client.submit(move.other, offset + done, address + done, piece)
-                with self._changed:
-                    self._submitted = None
-                    if number:
-                        move.left += 1
-                        self._pieces.append((number, move))
-                        self._changed.notify_all()
-                    else:
-                        move.code = -1
-            self._end_piece(move, 0)
+            with self._changed:
+                while (move := self._next_move()) is None:
+                    self._changed.wait(PATIENCE_S if self._asked else None)
+                self._submitted = (move, Deadline(SUBMIT_S))
+            begun, piece = move.begun, min(PIECE_BYTES, move.size - move.begun)
+            number = 0
+            if not move.code:
+                number = self._client.submit(move.other, move.offset + begun, move.address + begun, piece)
+            with self._changed:
+                self._submitted = None
+                if number:
+                    move.begun += piece
+                    move.left += 1
+                    self._pieces.append((number, move))
+                    self._quiet = Deadline(QUIET_S)
+                    self._changed.notify_all()
+                else:
+                    move.code = -1
+                is_submitted = move.code != 0 or move.begun == move.size
+                if is_submitted:
+                    self._asked.remove(move)
+            if is_submitted:
+                self._end_piece(move, 0)
+
+    def _next_move(self) -> _Move | None:
+        """The first move of which a piece can be submitted now. REQUIRES: `_changed` is held."""
+        if len(self._pieces) >= PIECES_MAX:
+            return None
+        pieces = Counter(move.node for _, move in self._pieces)
+        return next((move for move in self._asked if pieces[move.node] < NODE_PIECES_MAX), None)
 
     def look_after(self) -> None:
         """Report what has ended, and what was heard. A thread of its own."""
         notices = self._client.notices
         while True:
             with self._changed:
-                if not self._pieces and not self._expected and self._lingers.has_passed():
+                if not self._pieces and not self._expected and not self._pings and self._lingers.has_passed():
                     self._changed.wait(LOOK_S)
                 self._end_where_hung()
                 pieces = list(self._pieces)
+                pings, self._pings = self._pings, []
             ended = [(piece, code) for piece in pieces if (code := self._client.look(piece[0]))]
             heard = notices.heard() if notices is not None else []
             with self._changed:
@@ -174,13 +210,18 @@ class _Moves:
                 numbers = [self._take_mark(mark) for mark in heard]
                 if notices is not None and (self._pieces or self._expected or ended or heard):
                     self._lingers = Deadline(LINGER_S)
+                if ended or heard:
+                    self._quiet = Deadline(QUIET_S)
                 if not ended and not heard and not (notices is None and not pieces):
-                    self._changed.wait(NAP_S if pieces else EXPECTING_NAP_S)
+                    nap_s = NAP_S if pieces else EXPECTING_NAP_S
+                    self._changed.wait(QUIET_NAP_S if self._quiet.has_passed() else nap_s)
                 elif ended:
                     self._changed.notify_all()
             for (_, move), code in ended:
                 self._end_piece(move, min(code, 0))
             for number in filter(None, numbers):
+                self._link.answer(number, [0])
+            for number in pings:
                 self._link.answer(number, [0])
 
     def _take_mark(self, mark: bytes) -> int:

@@ -12,7 +12,8 @@ registered. A range goes this way:
 
 because a move that was given up may still write. Where quarantined ranges take QUARANTINE_PART of a half the process is ended:
 its next life has memory of its own. Every move ends by its deadline. What is expected and not called off is in quarantine until
-EXPECTED_S: by then the owner's process has written it, or was ended by its daemon. Loop thread only.
+EXPECTED_S: by then the owner's process has written it, or was ended by its daemon. A node whose write keeps this process for
+`hang_s` is blamed; where a move is late the process itself is asked whether it lives. Loop thread only.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from kvpool.ids import PAGE_BYTES
 from kvpool.peers.back_off import BackOffSettings, Uniform
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
-from kvpool.transfer.engine.child import CALL_OFF, EXPECT, HUNG, MOVE
+from kvpool.transfer.engine.child import CALL_OFF, CALLED_OFF, EXPECT, HUNG, MOVE, PING
 from kvpool.transfer.ranges import Ranges
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,9 @@ PORTS_REMEMBERED = 16
 RENEWAL_S = 60.0
 SERVERS_MAX = 4096
 # A process that has not ended a move within this time is ended.
-HANG_S = 60.0
+HANG_S = r.INTO_WRITE_S
 # Of what another node was asked to write: beyond the longest that its process can take to begin and end it.
-EXPECTED_S = r.STAGE_WAIT_MS_MAX / 1e3 + HANG_S + 15.0
+EXPECTED_S = r.STAGE_WAIT_MS_MAX / 1e3 + r.INTO_BEGIN_S + r.INTO_WRITE_S + 5.0
 LIBRARIES = {"mooncake": "TransferEngine", "nixl": "NIXL"}
 # For a node that has kept the library from all others.
 BLAMED_S = 600.0
@@ -152,6 +153,7 @@ class Engine:
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
         self._lives: dict[str, bytes] = {}
         self._begun_s = 0.0
+        self._is_pinged = False
         self._blamed: dict[str, float] = {}  # when each node is used again
         self.life = b""  # names a life of this node's process
         self.counts: Counter[str] = Counter()
@@ -265,7 +267,7 @@ class Engine:
     def write(self, source: BounceRange, target: r.StageInto, *, node: str, size: int) -> "asyncio.Future[MoveEnd]":
         """Begin to write to where a node wants it; ends when nothing of it can be written any more. REQUIRES: as `read`."""
         request = [MOVE, [node, target.agent], source.offset, target.address, size, target.mark]
-        return self._begin_move(source, request, 2 * self.settings.hang_s)
+        return self._begin_move(source, request, 2 * self.settings.hang_s, writes_to=node)
 
     def expect(self, into: BounceRange, *, timeout_s: float) -> Expected:
         """From now on another node may write to a range, and sends the mark then; ends within the time. REQUIRES: as `read`."""
@@ -281,7 +283,7 @@ class Engine:
             self.process.send_note([CALL_OFF, mark])
 
     def _begin_move(
-        self, taken: BounceRange, request: list[object], timeout_s: float, *, mark: bytes = b""
+        self, taken: BounceRange, request: list[object], timeout_s: float, *, mark: bytes = b"", writes_to: str = ""
     ) -> "asyncio.Future[MoveEnd]":
         assert not taken.is_moving
         loop = asyncio.get_running_loop()
@@ -295,6 +297,8 @@ class Engine:
         if mark:
             timers.append(loop.call_later(EXPECTED_S, self._call_off, taken.memory, mark))
             hang_s = EXPECTED_S + self.settings.hang_s
+        if writes_to:
+            timers.append(loop.call_later(self.settings.hang_s / 2, self._ping))
 
         def take_answer(codes: Codes) -> None:
             for timer in timers:
@@ -308,12 +312,27 @@ class Engine:
             if codes == [HUNG]:
                 self._blame(taken.peer)
             is_done = codes == [0]
-            self.counts["failed_reads"] += not is_done
+            self.counts["failed_reads"] += not is_done and codes != [CALLED_OFF]
             if not ended.done():
                 ended.set_result(MoveEnd.DONE if is_done else MoveEnd.FAILED)
 
-        self.process.send_request(request, take_answer, hang_s=hang_s)
+        def blame() -> None:
+            if writes_to and not self._is_pinged:  # else the process itself hangs
+                self._blame(writes_to)
+
+        self.process.send_request(request, take_answer, hang_s=hang_s, on_hang=blame)
         return ended
+
+    def _ping(self) -> None:
+        """Have the process ended within `hang_s` unless it answers."""
+        if self._is_pinged or not self.is_serving:
+            return
+        self._is_pinged = True
+
+        def take_answer(_: Codes) -> None:
+            self._is_pinged = False
+
+        self.process.send_request([PING], take_answer)
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
@@ -347,6 +366,7 @@ class Engine:
     def _end_late(self, ended: "asyncio.Future[MoveEnd]") -> None:
         if not ended.done():
             self.counts["late_reads"] += 1
+            self._ping()
             ended.set_result(MoveEnd.LATE)
 
     def _blame(self, peer: str) -> None:

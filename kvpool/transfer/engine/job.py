@@ -19,7 +19,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
-from kvpool.errors import KVPoolError, Refused
+from kvpool.errors import KVPoolError, PeerNotAsked, Refused
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
@@ -33,6 +33,10 @@ PARTS_AHEAD = 3
 WAIT_S = 0.5
 # A part may take as long beside the stall time as its bytes take at this rate.
 LEAST_BYTES_PER_S = 50 << 20
+# Faults of an owner's path, by the codes of its refusals.
+REFUSED_FAULTS = {r.RefusalCode.TRANSPORT: "other_transport", r.RefusalCode.UNWRITTEN: "broken"}
+# Refusals of a StageInto of which something may be written.
+DOUBTFUL = (r.RefusalCode.UNWRITTEN, r.RefusalCode.FAILED)
 
 
 class PartFailed(KVPoolError):
@@ -264,7 +268,7 @@ class Wanted:
 async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -> r.Staged:
     """The owner's answer, once the bytes are there. Raises PartFailed.
 
-    Whoever gives up meanwhile leaves the question behind: its answer may be that the range is not written to."""
+    Whoever gives up meanwhile leaves a question that was sent behind: its answer may be that the range is not written to."""
     engine, asked = around.engine, around.asked
     expected = engine.expect(wanted.into, timeout_s=timeout_s)
     place = engine.agent, engine.address_of(wanted.into), expected.mark
@@ -285,17 +289,23 @@ async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -
     )
     asked.add(question)
     question.add_done_callback(settle)
-    staged = await asyncio.shield(question)
+    try:
+        staged = await asyncio.shield(question)
+    except asyncio.CancelledError:
+        if not sent:
+            question.cancel()
+        raise
     if staged.gone or staged.address:
         _check_end(await expected.ended, f"{wanted.node} has not written")
     return staged
 
 
 def _brings_nothing(answered: "asyncio.Task[r.Staged]") -> bool:
-    """Whether the answer says that nothing was written, and will not be. An owner that failed to write says `transport`."""
+    """Whether nothing was written, and will not be: the owner says so, or was not asked."""
     error = answered.exception()
     if error is not None:
-        return isinstance(error, PartFailed) and error.fault == "refused"
+        reason = error.__cause__
+        return isinstance(reason, PeerNotAsked) or (isinstance(reason, Refused) and reason.code not in DOUBTFUL)
     return not answered.result().gone and not answered.result().address
 
 
@@ -317,8 +327,7 @@ async def _ask(
     try:
         staged: r.Staged = await asking.ask_node(link, node, stage, max(0.001, timeout_s))
     except Refused as refused:
-        fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
-        raise PartFailed(fault, str(refused)) from refused
+        raise PartFailed(REFUSED_FAULTS.get(refused.code, "refused"), str(refused)) from refused
     except KVPoolError as error:
         raise PartFailed("unreachable", str(error)) from error
     return staged

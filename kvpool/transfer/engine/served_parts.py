@@ -57,7 +57,7 @@ Checks = Callable[[OfferedChunks], bytes]
 @dataclass(slots=True)
 class _Offered:
     """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number,
-    and `tasks` those that are about to be."""
+    `tasks` those that are about to be, `writing` those of them whose bytes move."""
 
     peer: str
     chunks: OfferedChunks
@@ -67,6 +67,13 @@ class _Offered:
     checks: Column | None = None
     parts: dict[int, BounceRange] = field(default_factory=dict)
     tasks: "dict[int, asyncio.Task[None]]" = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+
+    def give_up(self, part: int) -> None:
+        """End the task of a part, unless it is being written: who is answered before that has ended may use its memory for
+        others."""
+        if part not in self.writing:
+            self.tasks[part].cancel()
 
     @property
     def rows(self) -> int:
@@ -127,8 +134,8 @@ class ServedParts:
     def drop(self, offer: int) -> None:
         """An offer is over: its chunks may leave their slots."""
         offered = self._offers.pop(offer)
-        for task in offered.tasks.values():
-            task.cancel()
+        for part in offered.tasks:
+            offered.give_up(part)
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
 
@@ -136,10 +143,14 @@ class ServedParts:
         """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
         settings = self._engine.settings
-        is_wanted = stage.rows == 0 or isinstance(stage, r.StageInto) == self._engine.writes
+        writes = self._engine.writes
+        is_wanted = writes if isinstance(stage, r.StageInto) else stage.rows == 0 or not writes
         if not self._engine.is_serving or stage.protocol != settings.way or not is_wanted:
             here = settings.way if self._engine.is_serving else "none that runs"
             text = f"{settings.title} of this node uses {here}, the puller's {stage.protocol}"
+            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif isinstance(stage, r.StageInto) and self._engine.blames(node):
+            text = f"{settings.title} does not write to {node} for a while: its writes have kept it from others"
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))
         elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
             greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, node))
@@ -157,7 +168,7 @@ class ServedParts:
                 if part in offered.parts:
                     self._engine.give(offered.parts.pop(part))
                 elif part in offered.tasks:
-                    offered.tasks[part].cancel()  # given up before it was served: nobody would end it again
+                    offered.give_up(part)  # before it was served: nobody would end it again
             task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, node))
             offered.tasks[stage.part] = task
             task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
@@ -168,6 +179,7 @@ class ServedParts:
 
     def _end(self, offered: _Offered, stage: r.AnyStage, task: "asyncio.Task[None]", answer: Answer) -> None:
         del offered.tasks[stage.part]
+        offered.writing.discard(stage.part)
         if task.cancelled():
             answer(self._none(stage))
 
@@ -191,20 +203,17 @@ class ServedParts:
 
     async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> bool:
         """Write a range to where a node wants it, and give it back. Ends when nothing of it can be written any more."""
-        writing = self._engine.write(taken, stage, node=node, size=taken.size)
         try:
-            return await asyncio.shield(writing) is MoveEnd.DONE
-        except asyncio.CancelledError:
-            await asyncio.wait({writing})  # who is answered before may use its memory for others
-            raise
+            return await self._engine.write(taken, stage, node=node, size=taken.size) is MoveEnd.DONE
         finally:
             self._engine.give(taken)
 
     def _unwritten(self) -> r.Refused:
-        return r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node could not write")
+        return r.Refused(r.RefusalCode.UNWRITTEN, f"{self._engine.settings.title} of this node could not write")
 
     async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, node: str) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
+        begin = Deadline(stage.wait_ms / 1000 + r.INTO_BEGIN_S, self._clock)
         size = offered.chunks.extent_bytes
         most = min(stage.rows, self._engine.part_bytes(size) // size)
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
@@ -228,9 +237,13 @@ class ServedParts:
         address = self._engine.address_of(taken)
         if isinstance(stage, r.StageInto):
             address = stage.address
-            if offered.parts.pop(stage.part, None) is None:  # ended before it was written
+            is_wanted = offered.parts.pop(stage.part, None) is not None
+            if is_wanted and begin.has_passed():  # its puller would no longer wait for the end
+                self._engine.give(taken)
+            if not is_wanted or begin.has_passed():
                 answer(self._none(stage))
                 return
+            offered.writing.add(stage.part)
             if not await self._write(taken, stage, node):
                 answer(self._unwritten())
                 return

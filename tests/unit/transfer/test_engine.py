@@ -246,7 +246,7 @@ async def test_a_description_that_is_none_or_of_another_node_is_not_written_to(
         )
         ends = await pair.pull(pair.order(stall_s=1.0, timeout_s=TIME_S))
         assert {one.ending for one in ends} == {Ending.FAILED}
-        assert {one.fault for one in ends} <= {"other_transport", "late"}
+        assert {one.fault for one in ends} <= {"broken", "late"}
         pair.link.ask = lambda stage: stage
         await until(lambda: pair.owner.engine.is_serving, "it serves, whatever that did to it")
         await until(lambda: pair.here.engine.quarantined_bytes == 0, "nothing of it is waited for")
@@ -263,7 +263,7 @@ async def test_memory_that_is_not_registered_is_not_written(tmp_path: Path, beyo
         end = int(process.facts["base"]) + process.memory.size
         pair.link.ask = lambda stage: replace(stage, address=end + beyond) if isinstance(stage, r.StageInto) else stage
         ends = await pair.pull(pair.order(timeout_s=TIME_S))
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
 
 
 @needs_nixl

@@ -14,6 +14,9 @@ import pytest
 import pytest_asyncio
 
 from kvpool.clock import Deadline
+from kvpool.errors import PeerNotAsked, PeerUnreachable, Refused
+from kvpool.ids import ConnectionId
+from kvpool.peers.asking import STAGES
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.frames import Frames
 from kvpool.transfer.child.service import DaemonLink
@@ -23,7 +26,7 @@ from kvpool.transfer.engine.engine import LIBRARIES, Half, MoveEnd
 from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.native_directory import EXTENTS
-from tests.rigs.transfer.engine_pair import CHUNKS, Pair, engine_pair, on_engines_of, until
+from tests.rigs.transfer.engine_pair import CHUNKS, Pair, Side, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 
@@ -139,7 +142,7 @@ async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: d
 async def test_places_that_are_not_the_pullers_are_not_written(pair: Pair, change: dict[str, Any]) -> None:
     pair.link.ask = lambda stage: replace(stage, **change) if isinstance(stage, r.StageInto) else stage
     ends = await pair.pull(pair.order())
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
     assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
 
 
@@ -149,7 +152,7 @@ async def test_an_agent_of_another_node_is_not_written_to(pair: Pair) -> None:
     """Whoever asks has to be who the agent names."""
     pair.link.node = "another"
     ends = await pair.pull(pair.order())
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
 
 
 @only_reads
@@ -273,6 +276,201 @@ async def test_a_mark_that_comes_before_the_daemons_request_is_not_lost(library:
         assert answers == [[1, [0]], [2, [child.CALLED_OFF]]]
 
 
+class _Busy(_Notices):
+    """A library whose moves never end. `begun`: to whom, in turn. `looks`: how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+        self.looks = 0
+
+    def submit(self, other: Any, offset: int, address: int, size: int) -> int:
+        assert size <= child.PIECE_BYTES, (offset, address)
+        self.begun.append(other[0])
+        return len(self.begun)
+
+    def look(self, number: int) -> int:
+        self.looks += number == 1
+        return 0
+
+    def heard(self) -> list[bytes]:
+        self.looks += 1
+        return []
+
+
+@only_writes
+async def test_pieces_of_a_node_that_takes_none_leave_room_for_others(library: str) -> None:
+    assert library == "nixl"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = _Busy()
+        moves = child._Moves(DaemonLink(theirs), client)
+        for number in range(1, child.PIECES_MAX):
+            moves.take_request(number, child.MOVE, ["stuck", b"agent"], 0, 0, child.PIECE_BYTES, b"mark....")
+        moves.take_request(100, child.MOVE, ["other", b"agent"], 0, 0, 2 * child.PIECE_BYTES, b"mark....")
+        threading.Thread(target=moves.submit_all, daemon=True).start()
+        await until(lambda: client.begun.count("other") == 2, "the other's bytes move")
+        assert client.begun.count("stuck") == child.NODE_PIECES_MAX
+
+
+@only_writes
+async def test_what_does_not_come_takes_few_looks(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range of an owner that has died is in quarantine for a minute and a half."""
+    assert library == "nixl"
+    monkeypatch.setattr(child, "QUIET_S", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = _Busy()
+        moves = child._Moves(DaemonLink(theirs), client)
+        moves.take_request(1, child.EXPECT, b"mark....")
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        threading.Thread(target=moves.look_after, daemon=True).start()
+        await until(lambda: client.looks > 20, "it looks")
+        assert client.looks <= (loop.time() - begun_s) / child.QUIET_NAP_S + 2
+
+
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+@pytest.mark.parametrize(
+    ("error", "is_doubtful"),
+    [
+        (PeerNotAsked("not connected"), False),
+        (PeerUnreachable("no answer in time"), True),
+        (Refused(r.RefusalCode.BUSY, "too many"), False),
+        (Refused(r.RefusalCode.TRANSPORT, "another protocol"), False),
+        (Refused(r.RefusalCode.UNWRITTEN, "it could not write"), True),
+        (Refused(r.RefusalCode.FAILED, "no answer by the deadline"), True),
+    ],
+    ids=str,
+)
+async def test_a_range_is_used_again_only_where_nothing_of_it_can_be_written(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception, is_doubtful: bool
+) -> None:
+    def request(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
+        assert isinstance(stage, r.StageInto), timeout_s
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered.set_exception(error)
+        return answered
+
+    monkeypatch.setattr(pair.link, "request", request, raising=False)
+    engine = pair.here.engine
+    assert {one.ending for one in await pair.pull(pair.order())} == {Ending.FAILED}
+    if is_doubtful:
+        assert engine.quarantined_bytes > 0
+        await asyncio.sleep(0.5)  # long enough for the process to answer
+        assert engine.quarantined_bytes > 0, "until EXPECTED_S"
+    else:
+        await until(lambda: engine.quarantined_bytes == 0, "it is called off")
+        assert engine.counts["failed_reads"] == 0
+    await nothing_is_taken(pair)
+
+
+@only_writes
+async def test_a_question_that_never_got_its_turn_is_not_sent_behind_the_pulls_end(pair: Pair) -> None:
+    """Its owner would know of no pull, and its range be in doubt."""
+    around, nobody = pair.here.transport._around, ConnectionId(0)
+    for _ in range(STAGES.at_once):
+        await around.asking._turns.begin_turn("owner", nobody)
+    assert pair.here.transport.submit(pair.order())
+    await until(lambda: around.asked, "it waits for its turn")
+    for task in pair.here.transport._running.values():
+        task.cancel()
+    assert {one.ending for one in await pair.ends()} == {Ending.CANCELLED}
+    await until(lambda: not around.asked, "it waits no longer")
+    for _ in range(STAGES.at_once):
+        around.asking._turns.end_turn("owner", nobody)
+    await nothing_is_taken(pair)
+    assert pair.link.asked == []
+
+
+@only_writes
+async def test_a_part_that_is_written_is_answered_when_nothing_of_it_is_written_any_more(pair: Pair) -> None:
+    """Whatever ends it: a later Stage, then the pull's end."""
+    engine = pair.owner.engine
+    pair.owner.follow(Script(is_stuck=True))
+    written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+    await until(lambda: engine.process.asked, "it is being written")
+    pair.link.request(pair.stage(2, 2, 0, ended=(1).to_bytes(4, "little")), 5.0)
+    await asyncio.sleep(0)
+    pair.owner.parts.drop(1)
+    await asyncio.sleep(0.2)
+    assert engine.process.asked == 1
+    assert not written.done()
+    pair.owner.follow(Script())
+    assert (await written).address, "it was written"
+    assert engine.quarantined_bytes == 0
+
+
+@only_writes
+async def test_a_part_that_was_given_up_and_whose_write_fails_is_in_doubt(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        await until(lambda: engine.process.asked, "it is being written")
+        pair.owner.parts.drop(1)
+        engine.process.kill("a test")
+        with pytest.raises(Refused) as refusal:
+            await written
+        assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
+@only_writes
+async def test_a_write_that_would_begin_too_late_is_none(engines: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its puller would use the range for others before it ends."""
+    monkeypatch.setattr(r, "INTO_BEGIN_S", -1.0)
+    async with on_engines_of(engines) as pair:
+        staged = await pair.link.request(pair.stage(1, 0, 2, wait_ms=0), 5.0)
+        assert (staged.address, staged.gone) == (0, b"")
+        assert pair.owner.engine._used == {}
+
+
+def _hang_after(side: Side, hang_s: float) -> None:
+    side.engine.settings = replace(side.engine.settings, hang_s=hang_s)
+    side.engine.process._kind = replace(side.engine.process._kind, hang_s=hang_s)
+
+
+@only_writes
+async def test_a_node_whose_writes_do_not_end_is_blamed_and_not_written_to(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        _hang_after(pair.owner, 1.0)
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        with pytest.raises(Refused) as refusal:
+            await written
+        assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        pair.owner.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        assert engine.blames("here")
+        for stage in (pair.stage(2, 0, 2), replace(pair.stage(0, 0, 0), pull=99)):
+            with pytest.raises(Refused) as refusal:
+                await pair.link.request(stage, 5.0)
+            assert refusal.value.code == r.RefusalCode.TRANSPORT
+        pair.link.node = "another"
+        assert not engine.blames("another")
+
+
+@only_writes
+@pytest.mark.parametrize("side", ["owner", "here"])
+async def test_a_process_that_hangs_by_itself_is_found_and_nobody_is_blamed(
+    tmp_path: Path, library: str, side: str
+) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        struck, other = (pair.owner, pair.here) if side == "owner" else (pair.here, pair.owner)
+        process = struck.engine.process
+        _hang_after(struck, 1.0)
+        assert process.process is not None
+        os.kill(process.process.pid, signal.SIGSTOP)
+        ends = await pair.pull(pair.order(timeout_s=0.3))
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        await until(lambda: process.lives == 2 and process.is_serving, "it was started again")
+        assert not struck.engine.blames("here")
+        assert not other.engine.blames("owner")
+
+
 @only_writes
 async def test_a_question_that_was_left_behind_gives_its_range_back(engines: Pair) -> None:
     """The owner had not begun to write when the pull ended, and says so."""
@@ -295,8 +493,7 @@ async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(pair: Pa
     assert await pair.here.transport.accepts(pair.order())
     pair.mover.follow(script)
     ends = await pair.pull(pair.order())
-    fault = "other_transport" if pair.here.engine.writes else "broken"
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, fault)}
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
     assert not await pair.here.transport.accepts(pair.order())
 
 
@@ -444,6 +641,7 @@ async def test_what_cannot_be_is_refused(pair: Pair) -> None:
         assert ask(1, r.Stage(7, 1, b"", 0, 2, "nixl-tcp", 100)) == "transport"
     else:
         assert ask(1, other_form) == "transport"
+        assert ask(None, replace(other_form, rows=0)) == "transport", "its library would not know what to read"
     assert ask(None, stage) == "failed"
     assert ask(2, stage) == "failed"
     assert ask(1, replace(stage, first=5 * EXTENTS - 1)) == "protocol"

@@ -1,6 +1,7 @@
 """Control server and client: the exchange between two nodes, over real sockets."""
 
 import contextlib
+from dataclasses import astuple, replace
 
 import pytest
 import zmq
@@ -173,6 +174,23 @@ async def test_a_late_answer_is_dropped_and_its_chunks_are_released() -> None:
         await until(lambda: owner.released == [1, 2], "a cancelled pull is released")
         assert [answer(offer_to(pull)) for _, pull, answer in owner.pulls] == [False, False]
         assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
+
+
+async def test_what_an_owner_may_still_write_has_no_answer_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Stage has: nothing of it is written, and its puller has its deadlines."""
+    monkeypatch.setattr(server_module, "STAGE_S", 0.01)
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        stage = replace(stage_of(1), wait_ms=0)
+        into = r.StageInto(*(*astuple(stage), b"agent", 1, bytes(r.MARK_BYTES)))
+        written = link.request(into, 60.0)
+        with pytest.raises(Refused, match="no answer by the deadline"):
+            await link.request(stage, 60.0)
+        assert not written.done()
+        assert owner.stages[0][1] == into
+        assert owner.stages[0][2](staged_of(into))
+        assert await written == staged_of(into)
 
 
 async def test_the_owner_answers_for_a_service_that_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
