@@ -58,8 +58,8 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer("offers.sent_bytes"), "bytes"),
     counter("kvpool_peer_failed_pulls", "Times that a node was asked and brought nothing: refused, without room at that moment "
             "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
-            "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
-            "longer (other_transport).",
+            "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine or NIXL that the node "
+            "had no longer (other_transport).",
             _peer_by(**{reason: f"failed_pulls_{reason}" for reason in PULL_FAILURES}), "", "reason"),
     counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: shared memory of one host "
             "(shm), the stream (tcp), or rdma.",

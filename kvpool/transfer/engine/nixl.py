@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvpool.clock import Deadline
 from kvpool.ids import NIXL_PACKAGES
 from kvpool.peers.control.records import AGENT_BYTES_MAX
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
@@ -32,9 +33,11 @@ BACKEND = "UCX"
 # UCX's names of transports, by protocol: one host's daemons have shared memory of kvpool's own.
 TRANSPORTS = {"tcp": "tcp", "rdma": "ib"}
 # Agents that are known at once, of all nodes and of one, which has one for each life: beyond, the one that was used longest ago
-# is forgotten. Each takes two descriptors.
+# is forgotten. Of one node that is none that was met within NODE_AGENTS_S: each takes two descriptors, which the library keeps
+# when it is removed (measured).
 AGENTS_MAX = 1024
 NODE_AGENTS_MAX = 4
+NODE_AGENTS_S = 60.0
 # For the library to end another thread's call: while one hangs, nothing is looked at.
 TURN_S = 0.1
 SEPARATOR = "/"
@@ -58,6 +61,7 @@ class NixlClient:
         self._base = base
         self._turn = threading.Lock()
         self._names: OrderedDict[Agent, str] = OrderedDict()
+        self._fresh: dict[Agent, Deadline] = {}  # since they were met, of the same ones
         self._writes: dict[int, tuple[Any, Agent]] = {}  # handle, and whose memory
         self._numbers = 0
 
@@ -144,17 +148,17 @@ class NixlClient:
             raise ValueError(f"{name} is no agent of {node}, or is described otherwise")
         of_node = [one for one in self._names if one[0] == node]
         if len(of_node) >= NODE_AGENTS_MAX:
-            self._make_room(of_node)
+            self._make_room([one for one in of_node if self._fresh[one].has_passed()])
         if len(self._names) >= AGENTS_MAX:
             self._make_room(list(self._names))
         self._agent.add_remote_agent(described)
-        self._names[agent] = name
+        self._names[agent], self._fresh[agent] = name, Deadline(NODE_AGENTS_S)
         return name
 
     def _make_room(self, agents: Sequence[Agent]) -> None:
         """Forget the first agent that is not written to. Raises ValueError where there is none."""
         if not any(self._forget(agent) for agent in agents):
-            raise ValueError(f"{len(agents)} agents are written to")
+            raise ValueError("there is no room for a further agent")
 
     def _forget(self, agent: Agent) -> bool:
         """An agent's connection has failed, or is needed no longer: it is made anew where it is wanted again. False while it
@@ -163,6 +167,7 @@ class NixlClient:
             return False
         name = self._names.pop(agent, None)
         if name is not None:
+            del self._fresh[agent]
             with contextlib.suppress(*self._errors):  # the library has forgotten it by itself
                 self._agent.remove_remote_agent(name)
         return True

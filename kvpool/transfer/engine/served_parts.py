@@ -1,7 +1,7 @@
 """Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them, or NIXL writes them from.
 
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
-      │                                  └─StageInto─► WRITING ──answer, in quarantine where the offer is over──► free
+      │                                  └─StageInto─► WRITING ──nothing is written any more, answer──► free
       └──nothing in time──► no rows
 
 A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
@@ -145,7 +145,13 @@ class ServedParts:
         settings = self._engine.settings
         writes = self._engine.writes
         is_wanted = writes if isinstance(stage, r.StageInto) else stage.rows == 0 or not writes
-        if not self._engine.is_serving or stage.protocol != settings.way or not is_wanted:
+        if stage.protocol == settings.way and not is_wanted:
+            answer(
+                r.Refused(
+                    r.RefusalCode.TRANSPORT, f"{settings.title} of this node {'writes' if writes else 'is read from'}"
+                )
+            )
+        elif not self._engine.is_serving or stage.protocol != settings.way:
             here = settings.way if self._engine.is_serving else "none that runs"
             text = f"{settings.title} of this node uses {here}, the puller's {stage.protocol}"
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))

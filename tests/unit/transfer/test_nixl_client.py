@@ -115,14 +115,24 @@ def test_another_description_of_a_known_agent_takes_nothing_from_it(client: Nixl
 
 
 def test_a_node_has_a_few_agents_and_loses_the_one_that_it_used_longest_ago(
-    client: NixlClient, library: Library
+    client: NixlClient, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nixl, "NODE_AGENTS_S", 0.0)
     library.state = "DONE"
     assert submit(client, "other", described("other/0"))
     for life in range(20):
         number = submit(client, "node", described(f"node/{life}"))
         assert client.look(number) == 1
     assert list(library.loaded) == ["other/0", *(f"node/{life}" for life in range(20 - nixl.NODE_AGENTS_MAX, 20))]
+
+
+def test_a_node_has_no_further_agent_for_a_while(client: NixlClient, library: Library) -> None:
+    """Each that was met takes descriptors."""
+    library.state = "DONE"
+    numbers = [submit(client, "node", described(f"node/{life}")) for life in range(20)]
+    assert [bool(number) for number in numbers] == [life < nixl.NODE_AGENTS_MAX for life in range(20)]
+    assert submit(client, "other", described("other/0"))
+    assert submit(client, "node", described("node/0")), "it is known"
 
 
 def _in_time(call: Any) -> None:

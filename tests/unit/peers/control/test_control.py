@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from kvpool.config.addresses import ZmqAddress
-from kvpool.errors import ConfigError, PeerUnreachable, Refused
+from kvpool.errors import ConfigError, PeerNotAsked, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control import server as server_module
 from kvpool.peers.control.link import LinkSettings
@@ -227,7 +227,7 @@ async def test_unanswered_pulls_of_a_peer_are_bounded_on_both_sides() -> None:
         server = nodes.serve(owner, settings=fast(ControlServerSettings(), waiting_max=3))
         link = await nodes.watch(link=LinkSettings(waiting_max=5, connect_s=5.0, ping_s=10.0)).ready(server)
         asked = [link.request(pull_of(number), 10.0) for number in range(1, 6)]
-        with pytest.raises(PeerUnreachable, match="5 requests without an answer"):
+        with pytest.raises(PeerNotAsked, match="5 requests without an answer"):
             await link.request(pull_of(6), 10.0)
         for one in asked[3:]:
             with pytest.raises(Refused, match="wait for their answers"):
