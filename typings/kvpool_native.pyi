@@ -160,6 +160,11 @@ class RemoteIndex:
         (owner, chunks) for each live owner of key `first`: how many keys from there on it has; the longest run first.
         """
 
+    def keys_by_owner(self, keys: bytes) -> list[tuple[int, list[int]]]:
+        """
+        (owner, indexes) for each live owner of any of these keys, by the first one that it has: which of them it has.
+        """
+
     def sweep(self, buckets: int) -> bool:
         """Empties entries of ended owners; whether any are left."""
 
@@ -471,6 +476,18 @@ class Directory:
         them are here whole, and allowed.
         """
 
+    def hold_each(self, namespaces: Sequence[int], keys: Sequence[bytes], places: Sequence[Sequence[int]], holder: int | None, now_ns: int) -> list[HeldSet]:
+        """
+        A hold on what is here of these parts of a set, each a column of keys of one namespace, with the place of each in the set,
+        counted for a holder. What it may not protect of all parts together is left out, the last places first.
+        """
+
+    def join_sets(self, ranks: Sequence[Sequence[HeldSet]], count: int, is_last_newest: bool, now_ns: int) -> JoinedSet:
+        """
+        One hold on each rank in place of those of parts of a set of so many keys: on what all ranks hold and nobody has dropped
+        since; the rest is released. Released together, the last key of them is used last if `is_last_newest`, else the first one.
+        """
+
     def join_holds(self, holds: Sequence[int]) -> int:
         """
         One hold in place of several on chunks without a parent, of one namespace; it counts for whom the first one does.
@@ -554,12 +571,13 @@ class Directory:
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
         """
 
-    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ..., is_external: bool = False) -> Reserved:
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ..., is_external: bool = False, are_alone: bool = False) -> Reserved:
         """
         Slots to read lower tiers' chunks into; RESERVED ones are to be
         read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
         there, and u32 [chunk][extent] what its extents must be; else the uppermost tier that has it. `is_external`: the levels
         are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.
+        Chunks that `are_alone` have no parent, and each is answered for itself.
         """
 
     def landed(self, key: bytes, generation: int, tokens: bytes = ...) -> bool:
@@ -805,6 +823,28 @@ class PinnedRecords:
 
     @property
     def records(self) -> list[StoredRecord]: ...
+
+class HeldSet:
+    """A hold on chunks of a set."""
+
+    @property
+    def id(self) -> int:
+        """Ends by `release`; 0: nothing is held."""
+
+    @property
+    def places(self) -> list[int]:
+        """Of its chunks, which of the set's keys each is."""
+
+class JoinedSet:
+    """A hold on each rank on the same chunks of a set."""
+
+    @property
+    def holds(self) -> list[int]:
+        """Each ends by `release`; none where nothing is held."""
+
+    @property
+    def places(self) -> list[int]:
+        """Of their chunks, in their order, which of the set's keys each is."""
 
 class Held:
     """A hold on leading chunks of a chain."""

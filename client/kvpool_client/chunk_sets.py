@@ -21,7 +21,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE
 from kvpool_client.connection.session import Session
-from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.given_numbers import is_index
 from kvpool_client.key_chain import Namespace
@@ -86,13 +86,13 @@ class ChunkSets:
             return self._with_store(session, found, NamedKeys.of(names, roots, group))
         return found
 
-    def acquire(self, names: Names, group: int) -> Lease:
+    def acquire(self, names: Names, group: int, timeout_s: float) -> Lease:
         """See `Pool.acquire_set`."""
         group = self._as_group(group)
         keys = self._keys_of(names, group)
         count, session = len(keys), self._link.session
         asked_ns = MonotonicClock.now_ns()
-        leased = self._ask(session, keys, count) if session is not None and count else None
+        leased = self._ask(session, keys, count, timeout_s) if session is not None and count else None
         if leased is None:
             leased = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=_NO_LEVEL * count)
         hold = SetHold(
@@ -110,10 +110,12 @@ class ChunkSets:
         """See `Pool.load_set`."""
         hold = check_set_lease(lease, self._namespace)
         blocks = self._blocks(hold.group, hold.count, rows, cache=cache, block_ids=block_ids, is_load=True)
-        if hold.chunks < hold.count:
-            chosen = np.flatnonzero(hold.held).tolist()
-            blocks = EngineBlocks(blocks.view, blocks.of_chunks(chosen, hold.count), blocks.cache)
-        return self._load_starter.begin_set(hold, blocks, may_outlive=may_outlive)
+        wanted = hold.held
+        if block_ids is not None and hold.count:
+            wanted &= (blocks.block_ids.reshape(hold.count, -1) != SKIP_BLOCK).any(axis=1)
+        chosen = np.flatnonzero(wanted).tolist()
+        blocks = EngineBlocks(blocks.view, blocks.of_chunks(chosen, hold.count), blocks.cache)
+        return self._load_starter.begin_set(hold, wanted, blocks, may_outlive=may_outlive)
 
     def save(
         self,
@@ -167,10 +169,10 @@ class ChunkSets:
         """The number of a group, whatever integer it is given as. Raises InvalidArgument."""
         return as_index("group", group, len(self._sides) - 1)
 
-    def _ask(self, session: Session, keys: NamedKeys, count: int) -> m.Leased | None:
+    def _ask(self, session: Session, keys: NamedKeys, count: int, timeout_s: float) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
         try:
-            leased = session.call(m.Acquire(keys.packed, 0, "", keys.group + 1), m.Leased, self._timeout_s)
+            leased = session.call(m.Acquire(keys.packed, 0, "", keys.group + 1), m.Leased, timeout_s)
             failpoint.reach("client.acquire.after", failpoint.unreachable)
             check_set_answer(leased, count)
         except KVPoolError as error:

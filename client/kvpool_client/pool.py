@@ -476,14 +476,15 @@ class Pool:
         """
         return self._sets.probe(keys, group, asks_store=asks_store, is_counted=is_counted)
 
-    def acquire_set(self, keys: npt.NDArray[np.uint8], group: int = 0) -> Lease:
+    def acquire_set(self, keys: npt.NDArray[np.uint8], group: int = 0, *, timeout_s: float | None = None) -> Lease:
         """Lease what is there of a set, `keys` uint8 [keys, 32] (see `probe`): `lease.held` says of each key whether it is
         leased. Chunks in lower tiers and on other nodes are on their way then, each alone.
 
         One round trip; none where the daemon is away, or for no keys. 4096 keys at most. Of what is released together the first
-        key counts as used last. Raises InvalidArgument.
+        key counts as used last. `timeout_s`: bounds this round trip instead of the Pool's, for a caller that may not wait; a
+        daemon that does not answer in it has its connection ended. Raises InvalidArgument.
         """
-        return self._sets.acquire(keys, group)
+        return self._sets.acquire(keys, group, self._timeout_s if timeout_s is None else timeout_s)
 
     def load_set(
         self,
@@ -498,7 +499,8 @@ class Pool:
 
         `rows` are memory of the host, one for each key, leased or not, C-contiguous uint8 [keys, chunk_bytes], or addresses of
         as many bytes each (integers; they must stay), none of which overlap; or the blocks of each key in a `cache`, on the
-        host or on a device. A row that is not loaded is undefined where its key was leased, and else untouched.
+        host or on a device. A key whose blocks are all −1 is left out: neither read nor verified. A row that is not loaded is
+        undefined where its key was leased, and else untouched.
         `may_outlive`: chunks are loaded also after the daemon has gone, or has dropped the connection: this process has their
         memory still, and their generations and checksums decide what is good. Raises InvalidArgument as `load` does.
         """

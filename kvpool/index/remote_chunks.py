@@ -167,6 +167,21 @@ class RemoteChunks:
                 usable += [RemoteRun(node, end)] if end else []
         return sorted(usable, key=lambda run: -run.chunks)
 
+    def keys_by_node(
+        self, keys: KeyColumn, avoid: Container[NodeName], *, namespace: NamespaceId, now_ns: int
+    ) -> dict[NodeName, list[int]]:
+        """Which of these keys each node has, other than those to avoid. From local knowledge; without what the node has just
+        declined to engines of the namespace."""
+        found = {}
+        for owner, numbers in self._table.keys_by_owner(keys.packed):
+            node = self._by_owner[owner]
+            if node not in avoid:
+                declined = self._declined_by(node, namespace, now_ns)
+                having = [number for number in numbers if keys[number] not in declined] if declined else numbers
+                if having:
+                    found[node] = having
+        return found
+
     def set_pace(self, node: NodeName, pace: tuple[int, int]) -> None:
         """Show readers how long chunks of a node take, where it is followed: nanoseconds for each MiB, microseconds before."""
         found = self._nodes.get(node)

@@ -82,9 +82,9 @@ class Chains:
 
         Of a set of chunks whatever is there. Waits where moves between the tiers leave no room for all of it now.
         """
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         if request.set_of:
             return (yield from self._acquire_set(session, request))
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         _check_owner(request.owner)
         granted = None if request.owner else self.readers.lease_at_once(session, request, self.clock.now_ns())
         if granted is not None:
@@ -127,19 +127,32 @@ class Chains:
         keys = columns.keys_of(request.keys, ranks=len(group.namespace_ids), keys_max=m.SET_KEYS_MAX)
         if request.chunks or request.owner:
             raise ProtocolError(f"a set has {request.chunks} chunks and an owner's name, expected neither")
-        task = self.readers.begin_set(session, request.set_of - 1, keys)
+        leased, _ = yield from self.lease_set(session, keys, request.set_of - 1)
+        return leased
+
+    def lease_set(
+        self, session: EngineSession, keys: KeyColumn, group: int = 0
+    ) -> Parts[tuple[m.Leased, Sequence[int]]]:
+        """Lease what is there of chunks of a group that are each alone, for an engine or another node: a row for each key, and
+        which of them were left out though they may be stored."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        task = self.readers.begin_set(session, group, keys)
 
         def advance(may_wait: bool) -> Step:
             return task.advance(self.clock.now_ns(), may_wait=may_wait)
 
         try:
             yield from self._advance(advance, self.tiering.make_room)
-            leased = self.readers.grant_set(session, request.set_of - 1, task, self.clock.now_ns())
+            leased = self.readers.grant_set(session, group, task, self.clock.now_ns())
         finally:
             task.release_holds(self.clock.now_ns())
-        yield None  # what follows from a lease of thousands of chunks is another turn's work
+        try:
+            yield None  # what follows from a lease of thousands of chunks is another turn's work
+        except GeneratorExit:
+            self.readers.release(session, leased.lease, self.clock.now_ns())  # nobody has heard of it
+            raise
         self.readers.note_set(session, leased.lease, self.clock.now_ns())
-        return self.note_leased(session, leased)
+        return self.note_leased(session, leased), task.left_out
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.

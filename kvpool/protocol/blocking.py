@@ -244,13 +244,17 @@ class BlockingConnection:
         """Counters by section."""
         return self.call(m.AskStats(), m.Report).values
 
-    def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, Any]:
+    def flush(
+        self, model: str | None, older_than_s: float | None, tier: str = "", *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """Drop chunks; answers `chunks` and `bytes` dropped and chunks `skipped` because they are held.
 
         `durable`: no restart brings one back.
         """
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
-        return self.call(request, m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values
+        return self.call(
+            request, m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s if timeout_s is None else timeout_s
+        ).values
 
     def demote_all(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
         """Write chunks that only DRAM has to the SSD tier, within the write budget or (`is_forced`) beyond it.

@@ -23,7 +23,8 @@ _ROOT = KeyColumn(b"")
 @dataclass(slots=True)
 class PlacedRun:
     """See the module. `keys`: of a chain from its root, or where `is_chained` is false of chunks without a parent; `run`: where
-    they come from, its `end` among `keys`. `holds`: on what was placed. `generations`: of the slots."""
+    they come from, its `end` among `keys`; of chunks that `are_alone` none waits for another one. `holds`: on what was placed.
+    `generations`: of the slots."""
 
     namespace: Namespace
     keys: KeyColumn
@@ -31,6 +32,7 @@ class PlacedRun:
     is_urgent: bool = True
     asker: Asker = NOBODY
     is_chained: bool = True
+    are_alone: bool = False
     first: int = 0
     placed: list[int] = field(default_factory=list)
     holds: list[HoldId] = field(default_factory=list)
@@ -70,7 +72,8 @@ class PlacedRun:
 
     def order(self) -> PullOrder:
         """The rest of the order to pull them."""
-        return PullOrder(self.run, self.keys[: self.first] if self.is_chained else _ROOT, self.is_urgent, self.asker)
+        before = self.keys[: self.first] if self.is_chained else _ROOT
+        return PullOrder(self.run, before, self.is_urgent, self.asker, are_alone=self.are_alone)
 
     def take_holds(self) -> list[HoldId]:
         """The holds, which belong to the caller from now on; nothing is placed any more."""

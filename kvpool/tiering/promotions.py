@@ -35,7 +35,8 @@ GENERATION_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run.
-    `peer`: the other node that has asked for them, within `PeerAllowance`."""
+    `peer`: the other node that has asked for them, within `PeerAllowance`. Chunks that `are_alone` have no parent, and none of
+    them waits for another one."""
 
     namespace: Namespace
     parent: bytes
@@ -43,6 +44,7 @@ class Wanted:
     first: int = 0
     is_urgent: bool = True
     peer: ConnectionId | None = None
+    are_alone: bool = False
 
 
 class Promotions:
@@ -97,6 +99,19 @@ class Promotions:
             failpoint.reach("daemon.promote.held")
         return run
 
+    def promote_each(self, wanted: Wanted, now_ns: int) -> list[int]:
+        """Start to read those of chunks that are alone which the tier has: which of the wanted ones these are. In the arena or
+        on its way is what has got a slot. REQUIRES: `first` is 0."""
+        assert wanted.are_alone
+        if not self._lower.can_read:
+            return []
+        keys, places = wanted.keys, list(range(len(wanted.keys)))
+        (held,) = self._lower.slots.directory.hold_each([wanted.namespace.id], [keys.packed], [places], None, 0)
+        if held.places:
+            failpoint.reach("daemon.promote.held")
+            self.promote(replace(wanted, keys=keys.chosen(held.places)), HoldId(held.id), now_ns)
+        return held.places
+
     def promote(self, wanted: Wanted, below: HoldId, now_ns: int) -> int:
         """Start to read the wanted chunks: how many leading ones are in the arena or being promoted.
 
@@ -114,13 +129,20 @@ class Promotions:
             ]
             levels = bytes([lower.level]) * len(wanted.keys)
             made = self._directory.promote(
-                namespace.id, namespace.size_class, wanted.parent, keys, now_ns, levels, sources
+                namespace.id,
+                namespace.size_class,
+                wanted.parent,
+                keys,
+                now_ns,
+                levels,
+                sources,
+                are_alone=wanted.are_alone,
             )
             placed = leading(made.states)
-            reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
+            reserved = [number for number, state in enumerate(made.states) if state == SaveState.RESERVED]
             if reserved:
                 is_under_way = self._read(wanted, reserved, made, below)
-                placed = placed if is_under_way else reserved[0]
+                placed = placed if is_under_way else min(placed, reserved[0])
             if made.id and not is_under_way:
                 self._directory.release(made.id, now_ns)
         if below and not is_under_way:

@@ -8,8 +8,8 @@ state PROMOTING, which every connection may lease at once; each extent is loaded
 
 Chunks are placed part by part, and pulled together (`PlacedRun`).
 
-Control thread only; no I/O. Invariant: each pull has a hold in the arena's directory for each of its parts, and where its
-chunks have no parent one for each, released after its last chunk was reported; `_holds` counts them, and those of placed runs.
+Control thread only; no I/O. Invariant: each pull has a hold in the arena's directory for each of its parts, released after its
+last chunk was reported; `_holds` counts them, and those of placed runs.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from kvpool.states import Level, SaveState
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.link import ArenaSide, Link
 from kvpool.tiering.placed_run import PlacedRun
+from kvpool.tiering.promotions import Wanted
 from kvpool.tiers.base import NOT_STARTED, Counters, Finished, JobId, Moves
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, Remote, RemoteRun
 
@@ -52,26 +53,31 @@ class RemoteLink(Link[Remote]):
     def place(self, run: PlacedRun, first: int, end: int, now_ns: int) -> int:
         """Give the chunks from number `first` up to `end` of a run slots: how many leading ones of them are in the arena or on
         their way. `start_pull` is to follow, soon."""
-        level = bytes([min(self.tier.level, Level.PEER)])  # readers of the shared index know no level beyond
-        keys, is_chained = run.keys[first:end], run.is_chained
-        parent, placed = run.keys.before(first) if is_chained else b"", 0
-        for part in keys.parts(len(keys) if is_chained else 1):
-            made = self._arena.promote(
-                run.namespace.id,
-                run.namespace.size_class,
-                parent,
-                part.packed,
-                now_ns,
-                level * len(part),
-                is_external=True,
-            )
-            got = leading(made.states)
-            if not self._keep(run, first + placed, made, now_ns):
-                break
-            placed += got
-            if got < len(part):
-                break
-        return placed
+        keys = run.keys[first:end]
+        made = self._arena.promote(
+            run.namespace.id,
+            run.namespace.size_class,
+            run.keys.before(first) if run.is_chained else b"",
+            keys.packed,
+            now_ns,
+            bytes([min(self.tier.level, Level.PEER)]) * len(keys),  # readers of the shared index know no level beyond
+            is_external=True,
+            are_alone=not run.is_chained,
+        )
+        return leading(made.states) if self._keep(run, first, made, now_ns) else 0
+
+    def pull_each(self, wanted: Wanted, *, asker: Asker, now_ns: int) -> list[int]:
+        """Start to pull chunks that are alone, of each node with one request: which of the wanted ones a node seems to have. In
+        the arena or on its way is what has got a slot."""
+        found: list[int] = []
+        for node, numbers in self.tier.find_each(wanted.namespace, wanted.keys):
+            run = RemoteRun(len(numbers), node)
+            keys = wanted.keys.chosen(numbers)
+            placed = PlacedRun(wanted.namespace, keys, run, wanted.is_urgent, asker, is_chained=False, are_alone=True)
+            self.place(placed, 0, len(keys), now_ns)
+            self.start_pull(placed, now_ns)
+            found += numbers
+        return found
 
     def start_pull(self, run: PlacedRun, now_ns: int) -> bool:
         """Start to pull what has been placed of a run. False where the tier takes no job now: then the slots are given up."""
@@ -118,10 +124,10 @@ class RemoteLink(Link[Remote]):
         return wrong
 
     def _keep(self, run: PlacedRun, first: int, made: kvpool_native.Reserved, now_ns: int) -> bool:
-        """Have the leading chunks of an answer that have new slots pulled with those before them. Where a chain's are not one
-        behind the other, because somebody else pulls what lies between, those before are pulled by themselves; false where
-        they are not, and these are given up too."""
-        numbers = [first + at for at in range(leading(made.states)) if made.states[at] == SaveState.RESERVED]
+        """Have the chunks of an answer that have new slots pulled with those before them. Where a chain's are not one behind
+        the other, because somebody else pulls what lies between, those before are pulled by themselves; false where they are
+        not, and these are given up too."""
+        numbers = [first + at for at, state in enumerate(made.states) if state == SaveState.RESERVED]
         is_begun = not numbers or run.follows(numbers[0]) or self.start_pull(run, now_ns)
         if numbers and is_begun:
             run.add_slots(numbers, [number - first for number in numbers], made)

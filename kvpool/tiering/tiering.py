@@ -6,8 +6,9 @@ only.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import kvpool_native
 from kvpool.checks.checksum_jobs import ChecksumJobs
@@ -152,6 +153,23 @@ class Tiering:
     def promote(self, run: RunBelow, wanted: Wanted) -> int:
         """Promote chunks of a run: how many leading ones are in the arena or being promoted. Takes over the run's hold."""
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
+
+    def bring_each(self, wanted: Wanted, asker: Asker | None) -> set[int]:
+        """Start to bring chunks that are alone from the lower tiers that have them, then from other nodes: the numbers of those
+        that any has. In the arena or on its way is what has got a slot. `asker`: for whom other nodes are asked; None: none is.
+        """
+        now_ns = self._clock.now_ns()
+        ways: list[Callable[[Wanted], list[int]]] = [
+            partial(link.promotions.promote_each, now_ns=now_ns) for link in self.lower
+        ]
+        if asker is not None:
+            ways += [partial(link.pull_each, asker=asker, now_ns=now_ns) for link in self.remotes]
+        found: set[int] = set()
+        for bring in ways:
+            left = [number for number in range(len(wanted.keys)) if number not in found]
+            if left:
+                found.update(left[at] for at in bring(replace(wanted, keys=wanted.keys.chosen(left))))
+        return found
 
     def find_elsewhere(
         self,

@@ -41,12 +41,14 @@ class RemoteRun:
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """The rest of an order to pull chunks: from which run, the keys of the chain before them from its root, and for whom."""
+    """The rest of an order to pull chunks: from which run, the keys of the chain before them from its root, and for whom. Of
+    chunks that `are_alone` one that does not come takes no other along."""
 
     run: RemoteRun
     before: KeyColumn
     is_urgent: bool
     asker: Asker = NOBODY
+    are_alone: bool = False
 
 
 class Remote(Tier, Protocol):
@@ -61,6 +63,10 @@ class Remote(Tier, Protocol):
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """All chunks from number `first` on, as if the node that the request names had them; `end` is `first` where it cannot
         be asked now."""
+
+    def find_each(self, namespace: Namespace, keys: KeyColumn) -> list[tuple[str, list[int]]]:
+        """Nodes that seem to have some of these chunks, each alone, and which of them are to be pulled from there: each of them
+        from one node. From local knowledge, without I/O, as `find`."""
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         """Start to pull chunks of a run into the arena. Offsets and generations there are zero."""

@@ -79,7 +79,46 @@ bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t c
   return directory.land_saved(reservation, first, count, first_extent, unpacked<uint32_t>(checksums));
 }
 
+std::vector<HeldSet> hold_each(Directory& directory, const std::vector<uint32_t>& owners, const std::vector<nb::bytes>& keys,
+                               const std::vector<std::vector<uint32_t>>& places, std::optional<uint32_t> holder, uint64_t now_ns) {
+  if (keys.size() != owners.size() || places.size() != owners.size()) {
+    throw nb::value_error("keys and places must be as many as the namespaces");
+  }
+  std::vector<SetPart> parts;
+  for (size_t index = 0; index < owners.size(); ++index) {
+    const uint8_t* const packed = packed_keys(keys[index]);
+    if (keys[index].size() != places[index].size() * KEY_BYTES) {
+      throw nb::value_error("places must be one for each key");
+    }
+    parts.push_back({known_namespace(directory, owners[index]), {packed, keys[index].size()}, places[index]});
+  }
+  return directory.hold_each(parts, holder ? HolderId(*holder) : HolderId(), now_ns);
+}
+
+JoinedSet join_sets(Directory& directory, const std::vector<std::vector<HeldSet>>& ranks, size_t count, bool is_last_newest, uint64_t now_ns) {
+  for (const auto& of_rank : ranks) {
+    std::vector<bool> is_named(count);
+    for (const HeldSet& part : of_rank) {
+      const auto* const held = directory.holds().find_hold(part.hold);
+      require_known(held != nullptr && held->size() == part.places.size());
+      for (const uint32_t place : part.places) {
+        if (place >= count || is_named[place]) {
+          throw nb::value_error("each place must be below count, and named once");
+        }
+        is_named[place] = true;
+      }
+    }
+  }
+  return directory.join_sets(ranks, count, is_last_newest, now_ns);
+}
+
 void bind_held(nb::module_& module) {
+  nb::class_<HeldSet>(module, "HeldSet", "A hold on chunks of a set.")
+      .def_ro("id", &HeldSet::hold, "Ends by `release`; 0: nothing is held.")
+      .def_ro("places", &HeldSet::places, "Of its chunks, which of the set's keys each is.");
+  nb::class_<JoinedSet>(module, "JoinedSet", "A hold on each rank on the same chunks of a set.")
+      .def_ro("holds", &JoinedSet::holds, "Each ends by `release`; none where nothing is held.")
+      .def_ro("places", &JoinedSet::places, "Of their chunks, in their order, which of the set's keys each is.");
   nb::class_<Hold>(module, "Held", "A hold on leading chunks of a chain.")
       .def_ro("id", &Hold::id, "Ends by `release`; 0: nothing is held.")
       .def_ro("chunks", &Hold::chunks, "How many are held.");
@@ -137,6 +176,12 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           "namespaces"_a, "leaves"_a, "chunks"_a, "holder"_a.none(), "now_ns"_a,
           "Holds, on each rank, the chain of so many chunks that ends in its key of `leaves`, counted for a holder; none unless all of\n"
           "them are here whole, and allowed.")
+      .def("hold_each", &hold_each, "namespaces"_a, "keys"_a, "places"_a, "holder"_a.none(), "now_ns"_a,
+           "A hold on what is here of these parts of a set, each a column of keys of one namespace, with the place of each in the set,\n"
+           "counted for a holder. What it may not protect of all parts together is left out, the last places first.")
+      .def("join_sets", &join_sets, "ranks"_a, "count"_a, "is_last_newest"_a, "now_ns"_a,
+           "One hold on each rank in place of those of parts of a set of so many keys: on what all ranks hold and nobody has dropped\n"
+           "since; the rest is released. Released together, the last key of them is used last if `is_last_newest`, else the first one.")
       .def(
           "join_holds",
           [](Directory& self, const std::vector<HoldId>& holds) {

@@ -53,6 +53,14 @@ std::vector<std::pair<RemoteOwner, uint64_t>> runs(const RemoteIndex& index, con
   return found;
 }
 
+std::vector<std::pair<RemoteOwner, std::vector<uint32_t>>> keys_by_owner(const RemoteIndex& index, const nb::bytes& keys) {
+  std::vector<std::pair<RemoteOwner, std::vector<uint32_t>>> found;
+  for (RemoteKeys& one : index.keys_by_owner(packed_keys(keys), keys.size() / KEY_BYTES)) {
+    found.emplace_back(one.owner, std::move(one.keys));
+  }
+  return found;
+}
+
 void bind_writer(nb::module_& module) {
   nb::class_<RemoteIndex>(module, "RemoteIndex", "Which other node has which chunk, by fingerprint: written by the daemon alone.")
       .def(nb::new_(&create), "mapping"_a, "buckets"_a, "epoch"_a, "seed"_a = nb::bytes("", 0),
@@ -95,6 +103,8 @@ void bind_writer(nb::module_& module) {
           "owner"_a, "keys"_a, "Pairs that are not there are ignored.")
       .def("runs", &runs, "keys"_a, "first"_a = 0,
            "(owner, chunks) for each live owner of key `first`: how many keys from there on it has; the longest run first.")
+      .def("keys_by_owner", &keys_by_owner, "keys"_a,
+           "(owner, indexes) for each live owner of any of these keys, by the first one that it has: which of them it has.")
       .def("sweep", &RemoteIndex::sweep, "buckets"_a, "Empties entries of ended owners; whether any are left.")
       .def("count_of", &RemoteIndex::count_of, "owner"_a)
       .def_prop_ro("count", &RemoteIndex::count)

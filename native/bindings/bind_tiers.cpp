@@ -49,7 +49,7 @@ std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vect
 
 Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
                           const nb::bytes& keys, uint64_t now_ns, const nb::bytes& levels, const nb::bytes& generations,
-                          const nb::bytes& checksums, bool is_external) {
+                          const nb::bytes& checksums, bool is_external, bool are_alone) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
@@ -57,8 +57,11 @@ Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, cons
   const size_t n = keys.size() / KEY_BYTES;
   const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).extents, "checksums");
   const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n, is_external);
+  if (are_alone && parent.size() != 0) {
+    throw nb::value_error("chunks that are alone have no parent");
+  }
   const Reservation answer = directory.promotions().promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
-                                                            packed, n, now_ns, sources);
+                                                            packed, n, now_ns, sources, are_alone);
   return reserved(answer);
 }
 
@@ -193,10 +196,12 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
   directory
       .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a, "source_levels"_a = nb::bytes(""),
            "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""), "is_external"_a = false,
+           "are_alone"_a = false,
            "Slots to read lower tiers' chunks into; RESERVED ones are to be\n"
            "read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64\n"
            "there, and u32 [chunk][extent] what its extents must be; else the uppermost tier that has it. `is_external`: the levels\n"
-           "are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.")
+           "are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.\n"
+           "Chunks that `are_alone` have no parent, and each is answered for itself.")
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {

@@ -99,6 +99,12 @@ class Directory {
   // has what is not here.
   [[nodiscard]] std::optional<HeldSet> hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
                                                 uint64_t now_ns = 0);
+  // A hold on what is here of each of these parts of a set, counted for the holder, where one is named; 0 where there is nothing. What it
+  // may not protect of all of them together is left out, the last places first.
+  [[nodiscard]] std::vector<HeldSet> hold_each(std::span<const SetPart> parts, HolderId holder, uint64_t now_ns = 0);
+  // One hold on each rank in place of those of parts of a set of `count` keys: on what all ranks hold and nobody has dropped since; the
+  // rest is released. In the order of `hold_set`. REQUIRES: each place is in one hold of a rank at most.
+  [[nodiscard]] JoinedSet join_sets(std::span<const std::vector<HeldSet>> ranks, size_t count, bool is_last_newest, uint64_t now_ns = 0);
   // One hold in place of several on chunks without a parent, of one namespace, which counts for whom the first one does. 0 where one
   // is unknown.
   [[nodiscard]] HoldId join_holds(const std::vector<HoldId>& holds);
@@ -300,6 +306,8 @@ class Directory {
   void locate_records(std::span<const RecordId> records, ColumnRows rows) const;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_run(const HitRun& run) const;
+  [[nodiscard]] std::vector<std::pair<RecordId, uint32_t>> find_alone(NamespaceId owner, std::span<const uint8_t> keys, bool& is_elsewhere) const;
+  [[nodiscard]] HoldId hold_alone(HoldTable::Records records, HolderId holder, uint64_t now_ns);
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key, const TableLook& look,
                                 WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,

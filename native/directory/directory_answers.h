@@ -116,6 +116,19 @@ struct HeldSet {
   std::vector<uint32_t> places;
 };
 
+// Keys of a set on one rank, and which of the set's each is.
+struct SetPart {
+  NamespaceId owner;
+  std::span<const uint8_t> keys;
+  std::span<const uint32_t> places;
+};
+
+// A hold on each rank on the same chunks of a set, in the order of `places`; none where there are none.
+struct JoinedSet {
+  std::vector<HoldId> holds;
+  std::vector<uint32_t> places;
+};
+
 // Where to write columns: a row for each chunk.
 struct ColumnRows {
   uint64_t* offsets;
@@ -138,6 +151,14 @@ struct Reservation {
   std::vector<uint64_t> offsets;      // 0 where declined
   std::vector<uint64_t> generations;  // 0 where declined
   std::vector<uint64_t> slots;        // as in Columns; any where declined
+
+  // The rows of another one after these.
+  void append(const Reservation& other) {
+    states.insert(states.end(), other.states.begin(), other.states.end());
+    offsets.insert(offsets.end(), other.offsets.begin(), other.offsets.end());
+    generations.insert(generations.end(), other.generations.begin(), other.generations.end());
+    slots.insert(slots.end(), other.slots.begin(), other.slots.end());
+  }
 };
 
 // The tier that chunks were copied from, and their generations there: one a chunk, or none.

@@ -316,8 +316,9 @@ std::vector<Hold> Directory::hold_hit(std::span<const HitRun> runs, HolderId hol
   return holds;
 }
 
-std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
-                                           uint64_t now_ns) {
+// The records of those of these keys that are here, each without a parent, with its index; what is named twice counts where it is named
+// first. `is_elsewhere`: whether another tier has a key, or one is being written here once more.
+std::vector<std::pair<RecordId, uint32_t>> Directory::find_alone(NamespaceId owner, std::span<const uint8_t> keys, bool& is_elsewhere) const {
   const size_t n = keys.size() / KEY_BYTES;
   const auto key_at = [keys](size_t index) { return ChunkKey::from_bytes(keys.data() + index * KEY_BYTES); };
   std::array<uint64_t, PREFETCH_AHEAD> homes{};  // by index modulo their number
@@ -336,17 +337,17 @@ std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const ui
       continue;
     }
     if (!entry->record.valid()) {
-      return std::nullopt;
+      is_elsewhere = true;
+      continue;
     }
     records_.prefetch(entry->record);
     found.emplace_back(entry->record, static_cast<uint32_t>(index));
   }
-  const auto is_below = [&](const auto& one) { return !records_[one.first].has_bytes(); };
-  if (std::any_of(found.begin(), found.end(), is_below)) {
-    return std::nullopt;  // it is being written here once more
-  }
-  std::erase_if(found, [&](const auto& one) { return records_[one.first].owner != owner || records_[one.first].parent.valid(); });
-  // What is named twice counts where it is named first.
+  std::erase_if(found, [&](const auto& one) {
+    const ChunkRecord& record = records_[one.first];
+    is_elsewhere = is_elsewhere || !record.has_bytes();
+    return !record.has_bytes() || record.owner != owner || record.parent.valid();
+  });
   std::vector<RecordId> seen;
   seen.reserve(found.size());
   std::transform(found.begin(), found.end(), std::back_inserter(seen), [](const auto& one) { return one.first; });
@@ -360,6 +361,16 @@ std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const ui
       is_taken[at] = true;
       return was_taken;
     });
+  }
+  return found;
+}
+
+std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const uint8_t> keys, HolderId holder, bool is_last_newest,
+                                           uint64_t now_ns) {
+  bool is_elsewhere = false;
+  auto found = find_alone(owner, keys, is_elsewhere);
+  if (is_elsewhere) {
+    return std::nullopt;
   }
   if (!is_last_newest) {
     std::reverse(found.begin(), found.end());
@@ -376,13 +387,120 @@ std::optional<HeldSet> Directory::hold_set(NamespaceId owner, std::span<const ui
   if (!shares_.may_hold(holder, records)) {
     return std::nullopt;
   }
-  note_reuse(records.front(), std::nullopt, now_ns);
-  add_holds(last_first(records.front()));
-  held.hold = holds_.open_hold(std::move(records.front())).id;
-  if (holder.valid()) {
-    static_cast<void>(shares_.charge({held.hold}, holder));
-  }
+  held.hold = hold_alone(std::move(records.front()), holder, now_ns);
   return held;
+}
+
+// A hold on chunks without a parent, counted for a holder, where one is named.
+HoldId Directory::hold_alone(HoldTable::Records records, HolderId holder, uint64_t now_ns) {
+  note_reuse(records, std::nullopt, now_ns);
+  add_holds(last_first(records));
+  const HoldId hold = holds_.open_hold(std::move(records)).id;
+  if (holder.valid()) {
+    static_cast<void>(shares_.charge({hold}, holder));
+  }
+  return hold;
+}
+
+std::vector<HeldSet> Directory::hold_each(std::span<const SetPart> parts, HolderId holder, uint64_t now_ns) {
+  std::vector<std::vector<std::pair<RecordId, uint32_t>>> found;
+  std::vector<uint32_t> places;
+  bool is_elsewhere = false;
+  for (const SetPart& part : parts) {
+    KVPOOL_CHECK(part.keys.size() == part.places.size() * KEY_BYTES);
+    found.push_back(find_alone(part.owner, part.keys, is_elsewhere));
+    for (auto& [id, place] : found.back()) {
+      place = part.places[place];
+      places.push_back(place);
+    }
+  }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  const auto leading = [&](size_t count) {  // the chunks of the first `count` places, of each part that has some
+    std::vector<HoldTable::Records> runs;
+    for (const auto& of_part : found) {
+      HoldTable::Records run;
+      for (const auto& [id, place] : of_part) {
+        if (count > 0 && place <= places[count - 1]) {
+          run.push_back(id);
+        }
+      }
+      if (!run.empty()) {
+        runs.push_back(std::move(run));
+      }
+    }
+    return runs;
+  };
+  const auto may_hold = [&](size_t count) { return count == 0 || !holder.valid() || shares_.may_hold(holder, leading(count)); };
+  size_t allowed = places.size();
+  if (!may_hold(allowed)) {
+    size_t beyond = std::exchange(allowed, 0);
+    while (beyond - allowed > 1) {
+      const size_t middle = allowed + (beyond - allowed) / 2;
+      (may_hold(middle) ? allowed : beyond) = middle;
+    }
+  }
+  std::vector<HeldSet> answer;
+  for (auto& of_part : found) {
+    HeldSet held;
+    HoldTable::Records records;
+    for (const auto& [id, place] : of_part) {
+      if (allowed > 0 && place <= places[allowed - 1]) {
+        records.push_back(id);
+        held.places.push_back(place);
+      }
+    }
+    if (!records.empty()) {
+      held.hold = hold_alone(std::move(records), holder, now_ns);
+    }
+    answer.push_back(std::move(held));
+  }
+  return answer;
+}
+
+JoinedSet Directory::join_sets(std::span<const std::vector<HeldSet>> ranks, size_t count, bool is_last_newest, uint64_t now_ns) {
+  std::vector<HoldTable::Records> held(ranks.size(), HoldTable::Records(count));  // by place
+  std::vector<HolderId> holders(ranks.size());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const HeldSet& part : ranks[rank]) {
+      const auto records = holds_.close_hold(part.hold);
+      KVPOOL_CHECK(records.has_value() && records->size() == part.places.size());
+      holders[rank] = shares_.holder_of(part.hold);
+      shares_.end(part.hold, *records);
+      for (size_t index = 0; index < records->size(); ++index) {
+        KVPOOL_CHECK(part.places[index] < count && !held[rank][part.places[index]].valid());
+        held[rank][part.places[index]] = (*records)[index];
+      }
+    }
+  }
+  JoinedSet joined;
+  for (size_t index = 0; index < count; ++index) {
+    const size_t place = is_last_newest ? index : count - 1 - index;
+    const auto is_whole = [&](const HoldTable::Records& of_rank) {
+      return of_rank[place].valid() && records_[of_rank[place]].state != ChunkState::ZOMBIE;
+    };
+    if (std::all_of(held.begin(), held.end(), is_whole)) {
+      joined.places.push_back(static_cast<uint32_t>(place));
+    }
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    HoldTable::Records kept;
+    kept.reserve(joined.places.size());
+    for (const uint32_t place : joined.places) {
+      kept.push_back(std::exchange(held[rank][place], RecordId()));
+    }
+    std::erase_if(held[rank], [](RecordId id) { return !id.valid(); });
+    if (!held[rank].empty()) {
+      end_reading(held[rank], now_ns);
+    }
+    if (!kept.empty()) {
+      joined.holds.push_back(holds_.open_hold(std::move(kept)).id);
+      if (holders[rank].valid()) {
+        static_cast<void>(shares_.charge({joined.holds.back()}, holders[rank]));
+      }
+    }
+  }
+  return joined;
 }
 
 HoldId Directory::join_holds(const std::vector<HoldId>& holds) {

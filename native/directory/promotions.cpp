@@ -34,27 +34,36 @@ void Promotions::mark_outside(const ChunkRecord& record, bool is_coming) noexcep
   }
 }
 
-Reservation Promotions::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                                const uint8_t* keys, size_t n, uint64_t now_ns, std::span<const PromotionSource> sources) {
+Reservation Promotions::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
+                                size_t n, uint64_t now_ns, std::span<const PromotionSource> sources, bool are_alone) {
   KVPOOL_CHECK(sources.empty() || sources.size() == n);
-  Reservation answer;
+  KVPOOL_CHECK(!are_alone || !parent);
   of_.retention_.expire_due(now_ns);
   std::vector<PromotionSource> uppermost;
   for (size_t index = 0; sources.empty() && index < n; ++index) {
     uppermost.push_back({of_.uppermost_below(ChunkKey::from_bytes(keys + index * KEY_BYTES)).value_or(of_.tier_)});
   }
+  const std::span<const PromotionSource> from = sources.empty() ? uppermost : sources;
   ShareClaim claim;
-  ReservationState state;
-  if (of_.begin_chain(owner, size_class, parent, state, true)) {
-    of_.place_chain(state, keys, n, sources.empty() ? uppermost : sources, {}, claim, answer);
-  } else {
-    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
+  Reservation answer;
+  HoldTable::Records placed;
+  const size_t together = are_alone ? 1 : n;
+  for (size_t first = 0; first < n; first += together) {
+    ReservationState state;
+    Reservation some;
+    if (of_.begin_chain(owner, size_class, parent, state, true)) {
+      of_.place_chain(state, keys + first * KEY_BYTES, together, from.subspan(first, together), {}, claim, some);
+    } else {
+      some.states.assign(together, static_cast<uint8_t>(SaveState::NO_PARENT));
+    }
+    some.offsets.resize(together);
+    some.generations.resize(together);
+    some.slots.resize(together);
+    answer.append(some);
+    placed.insert(placed.end(), state.records.begin(), state.records.end());
   }
-  answer.offsets.resize(n);
-  answer.generations.resize(n);
-  answer.slots.resize(n);
-  if (!state.records.empty()) {
-    answer.id = of_.holds_.open_hold(std::move(state.records)).id;
+  if (!placed.empty()) {
+    answer.id = of_.holds_.open_hold(std::move(placed)).id;
   }
   return answer;
 }

@@ -31,9 +31,10 @@ class Promotions {
   Promotions& operator=(const Promotions&) = delete;
 
   // Slots for chunks to be read into; like `reserve`. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
-  // that have them. NO_PARENT: its source, if not an external one, has it no more.
+  // that have them. NO_PARENT: its source, if not an external one, has it no more. Chunks that `are_alone` have no parent, and each is
+  // answered for itself.
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
-                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
+                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {}, bool are_alone = false);
   // Makes a chunk an ordinary one (`tokens`: its token ids, if known), unless its extents are not those expected: a bad source.
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   // False for a promoted chunk of which extents have not landed, where there is memory for them.

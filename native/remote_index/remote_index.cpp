@@ -244,6 +244,33 @@ std::vector<RemoteRun> RemoteIndex::runs(const uint8_t* keys, size_t n) const {
   return runs;
 }
 
+std::vector<RemoteKeys> RemoteIndex::keys_by_owner(const uint8_t* keys, size_t n) const {
+  std::vector<RemoteKeys> found;
+  std::array<RemotePlace, REMOTE_AHEAD> places;
+  for (size_t index = 0; index < std::min(n, REMOTE_AHEAD); ++index) {
+    places[index] = prefetched(keys + index * KEY_BYTES);
+  }
+  Owners owners;
+  for (size_t index = 0; index < n; ++index) {
+    RemotePlace& place = places[index % REMOTE_AHEAD];
+    const size_t count = owners_at(place, owners);
+    if (index + REMOTE_AHEAD < n) {
+      place = prefetched(keys + (index + REMOTE_AHEAD) * KEY_BYTES);
+    }
+    for (size_t number = 0; number < count; ++number) {
+      const RemoteOwner owner = owners[number];
+      auto of_owner = std::find_if(found.begin(), found.end(), [owner](const RemoteKeys& one) { return one.owner == owner; });
+      if (of_owner == found.end()) {
+        of_owner = found.insert(found.end(), {owner, {}});
+      }
+      if (of_owner->keys.empty() || of_owner->keys.back() != index) {
+        of_owner->keys.push_back(static_cast<uint32_t>(index));
+      }
+    }
+  }
+  return found;
+}
+
 bool RemoteIndex::sweep(uint64_t buckets) noexcept {
   for (; buckets > 0 && dead_ > 0; --buckets) {
     sweep_bucket(buckets_[hand_]);

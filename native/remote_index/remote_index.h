@@ -52,6 +52,12 @@ struct RemoteRun {
   friend bool operator==(const RemoteRun&, const RemoteRun&) noexcept = default;
 };
 
+// Which of some keys one owner has, by their indexes.
+struct RemoteKeys {
+  RemoteOwner owner;
+  std::vector<uint32_t> keys;
+};
+
 class RemoteIndex {
  public:
   // Formats a zeroed writable region. `seed` places the keys. REQUIRES: buckets in range; the region has remote_bytes(buckets).
@@ -78,6 +84,9 @@ class RemoteIndex {
 
   // For each live owner of the first key: how many leading keys it has. Longest run first; none: nobody has the first key.
   [[nodiscard]] std::vector<RemoteRun> runs(const uint8_t* keys, size_t n) const;
+
+  // For each live owner of any of these keys, by the first one that it has: which of them it has.
+  [[nodiscard]] std::vector<RemoteKeys> keys_by_owner(const uint8_t* keys, size_t n) const;
 
   // Passes over `buckets` of them. Whether entries of ended owners are left.
   bool sweep(uint64_t buckets) noexcept;

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvpool_client.lmcache import model_weights
 from tests.engines.lmcache import standin as lmcache_standin
 from tests.engines.sglang import standin as sglang_standin
 from tests.rigs.daemon import Daemon, wait_until
@@ -83,8 +84,9 @@ def start_sglang(weights: str) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def start_lmcache(weights: str) -> Iterator[Callable[..., Any]]:
+def start_lmcache(weights: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Makes an adapter as LMCache's factory does, and a controller of it."""
+    monkeypatch.setattr(model_weights, "LOOK_WAIT_S", TIMEOUT_S)
     made = []
     with lmcache_standin.installed():
 

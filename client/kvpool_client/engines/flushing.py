@@ -14,13 +14,15 @@ from kvpool.protocol.blocking import BlockingConnection
 PAUSE_S = 0.05
 
 
-def flush_model(socket: str, model: str, timeout_s: float) -> str:
+def flush_model(socket: str, model: str, timeout_s: float, *, is_bounded: bool = False) -> str:
     """Drop every chunk of the model, of all its shards, salts and adapters. Empty, or why that could not be done within
-    `timeout_s`, which is also the longest wait for an answer."""
+    `timeout_s`, beyond which it waits for the answer to an order alone: not even for that where it `is_bounded`."""
     deadline, pause = Deadline(timeout_s), threading.Event()
     try:
         with BlockingConnection.admin(socket, timeout_s) as connection:
-            while held := connection.flush(model, None)["skipped"]:
+            while held := connection.flush(model, None, timeout_s=deadline.remaining_s() if is_bounded else None)[
+                "skipped"
+            ]:
                 if deadline.has_passed():
                     return f"{held} chunks were held by loads or saves for {timeout_s:g} s"
                 pause.wait(PAUSE_S)

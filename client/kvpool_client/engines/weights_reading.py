@@ -171,9 +171,13 @@ class _Way:
 class WeightsReader:
     """Reads one place after another on a thread of its own, which is there while something is to be read."""
 
-    def __init__(self, memory: DigestMemory, logger: logging.Logger) -> None:
+    def __init__(
+        self, memory: DigestMemory, logger: logging.Logger, when_read: Callable[[], None] = lambda: None
+    ) -> None:
+        """`when_read` is called after each reading, on the reader's thread; it does not raise."""
         self._memory = memory
         self._logger = logger
+        self._when_read = when_read
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._queue: deque[WeightsReading] = deque()  # guarded by _changed
@@ -212,6 +216,7 @@ class WeightsReader:
             shown = _Shown(reading, self._logger)
             reading.read(self._memory, self._stop, shown.show_progress, shown.wait)
             shown.show_end()
+            self._when_read()
 
     def _next(self) -> WeightsReading | None:
         with self._changed:

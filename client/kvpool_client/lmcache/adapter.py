@@ -24,11 +24,10 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
 from kvpool.clock import Deadline
-from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.job_line import JobLine
 from kvpool_client.lmcache.locks import Locks
-from kvpool_client.lmcache.object_layout import Form, address_of, bytes_of, form_of, form_of_object
+from kvpool_client.lmcache.object_layout import SEVERAL, Form, form_of, form_of_object, is_serialized
 from kvpool_client.lmcache.object_names import by_chunk, names_of
 from kvpool_client.lmcache.object_store import ObjectStore
 from kvpool_client.lmcache.object_stores import ObjectStores
@@ -71,6 +70,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         self._object_stores = ObjectStores(settings, self._guard)
         self._locks = Locks(settings.lock_timeout_s)
         self._forms: dict[tuple[str, int, int], Form] = {}  # of each model, world and group the last one that was moved
+        # What LMCache describes of each; SEVERAL where that was not always the same.
+        self._described: dict[tuple[str, int, int], Form] = {}
         self._stored: TaskResults[Any] = TaskResults(create_event_notifier())
         self._looked_up: TaskResults[Any] = TaskResults(create_event_notifier())
         self._loaded: TaskResults[Any] = TaskResults(create_event_notifier())
@@ -141,7 +142,8 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         return MemoryTags(MemorySegment.STORAGE, MemoryResidency.LOCAL)
 
     def report_status(self) -> dict[str, object]:
-        """Healthy as long as it answers, as it does without a daemon; beside that its counters, and tasks that are open."""
+        """Healthy as long as it answers, as it does without a daemon; beside that its counters, of each model and form, and
+        tasks that are open."""
         return {
             "is_healthy": not self._is_closed,
             "type": type(self).__name__,
@@ -187,7 +189,7 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         for part in self._parts_of(keys, descs):
             if part.form is None or deadline.has_passed():
                 continue
-            store = self._object_stores.open(part.model, part.form, len(part.places))
+            store = self._object_stores.open(part.model, part.form, len(part.places), deadline)
             if store is not None:
                 locked = store.lock(names[part.places], deadline)
                 leases += locked.leases
@@ -198,40 +200,35 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
 
     def _load(self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline) -> npt.NDArray[np.int64]:
         found = []
-        for store, places, names, addresses in self._moves(keys, objects):
-            found.append(places[store.load(names, addresses, deadline)])
+        for store, places, names, memories in self._moves(keys, objects, deadline):
+            found.append(places[store.load(names, memories, deadline)])
         places = _joined(found)
         self._guard.call("notify", None, self._notify_keys_accessed, [keys[place] for place in places.tolist()])
         return places
 
     def _store(self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline) -> tuple[bool, int]:
         left, stored_bytes = len(keys), 0
-        for store, places, names, addresses in self._moves(keys, objects):
-            is_whole, stored = store.save(names, addresses, deadline)
+        for store, places, names, memories in self._moves(keys, objects, deadline):
+            is_whole, stored = store.save(names, memories, deadline)
             left -= len(places) if is_whole else 0
             stored_bytes += stored * store.object_bytes
         return left == 0, stored_bytes
 
     def _moves(
-        self, keys: Sequence[Any], objects: Sequence[Any]
-    ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[int]]]:
-        """The stores of these objects, and of each which of them are its own, their names and addresses."""
+        self, keys: Sequence[Any], objects: Sequence[Any], deadline: Deadline
+    ) -> Iterator[tuple[ObjectStore, npt.NDArray[np.int64], Names, list[Any]]]:
+        """The stores of these objects, and of each which of them are its own, with their names."""
         names, places_of = names_of(keys), dict[tuple[str, Form], list[int]]()
-        forms = [form_of_object(memory) for _, memory in zip(keys, objects, strict=True)]
+        forms = [self._form_of(key, memory) for key, memory in zip(keys, objects, strict=True)]
         for place in by_chunk(keys):
             places_of.setdefault((keys[place].model_name, forms[place]), []).append(place)
             self._note_form(keys[place], forms[place])
         for (model, form), chosen in places_of.items():
-            store = self._object_stores.open(model, form, len(chosen))
+            store = self._object_stores.open(model, form, len(chosen), deadline)
             if store is None:
                 continue
-            try:
-                addresses = [address_of(objects[place], bytes_of(form)) for place in chosen]
-            except LayoutMismatch as error:
-                self._guard.miss("transfer", error)
-                continue
             places = np.array(chosen, np.int64)
-            yield store, places, names[places], addresses
+            yield store, places, names[places], [objects[place] for place in chosen]
 
     def _parts_of(self, keys: Sequence[Any], descs: Mapping[int, Any]) -> list[_Part]:
         """Keys by their model and form: that of the last objects of their group that were moved, else the one that LMCache
@@ -239,19 +236,35 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
         places_of: dict[tuple[str, int, int], list[int]] = {}
         for place in by_chunk(keys):
             key = keys[place]
-            places_of.setdefault((key.model_name, key.kv_rank >> 24, key.object_group_id), []).append(place)
+            places_of.setdefault(_kind_of(key), []).append(place)
         joined: dict[tuple[str, Form | None], list[int]] = {}
         for kind, places in places_of.items():
             form = self._forms.get(kind)
-            if form is None and kind[2] in descs:
-                form = form_of(descs[kind[2]])
+            described = form_of(descs[kind[2]]) if kind[2] in descs else None
+            if described is not None:
+                self._note_description(kind, described)
+            if form is None:
+                form = described
+            elif is_serialized(form):
+                form = form._replace(origin=self._described.get(kind))
             joined.setdefault((kind[0], form), []).extend(places)
         return [_Part(model, form, np.array(places, np.int64)) for (model, form), places in joined.items()]
 
     def _note_form(self, key: Any, form: Form) -> None:
         if len(self._forms) >= FORMS_MAX:
             self._forms = {}
-        self._forms[key.model_name, key.kv_rank >> 24, key.object_group_id] = form
+        self._forms[_kind_of(key)] = form
+
+    def _note_description(self, kind: tuple[str, int, int], described: Form) -> None:
+        if len(self._described) >= FORMS_MAX:
+            self._described = {}
+        if self._described.setdefault(kind, described) != described:
+            self._described[kind] = SEVERAL
+
+    def _form_of(self, key: Any, memory: Any) -> Form:
+        """That of an object that is moved."""
+        form = form_of_object(memory)
+        return form._replace(origin=self._described.get(_kind_of(key))) if is_serialized(form) else form
 
     def _end_store(self, task: int, outcome: tuple[bool, int] | None) -> None:
         self._stored.put(task, L2StoreResult(*(outcome or (False, 0))))
@@ -261,6 +274,11 @@ class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's clas
 
     def _end_load(self, task: int, keys: int, places: npt.NDArray[np.int64] | None) -> None:
         self._loaded.put(task, _bitmap(keys, places))
+
+
+def _kind_of(key: Any) -> tuple[str, int, int]:
+    """Model, world and group: objects of one kind have one form."""
+    return key.model_name, key.kv_rank >> 24, key.object_group_id
 
 
 def _joined(places: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -14,19 +14,22 @@ LMCache's L1 and the arena.
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Deadline
 from kvpool.states import DRAM, PEER, TokenRange
+from kvpool_client.connection.stall import Stall
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
-from kvpool_client.lmcache.object_layout import Form, bytes_of, layout_of
+from kvpool_client.lmcache.object_layout import Form, address_of, are_valid, bytes_of, layout_of
 from kvpool_client.lmcache.settings import Settings
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
+from kvpool_client.verbs.load import Load
 
 # Objects leased in one request and copied by one native job; the next ones are leased while these are copied.
 OBJECTS_AT_ONCE = 64
@@ -46,6 +49,18 @@ class Locked:
 
     found: npt.NDArray[np.bool_]
     leases: tuple[Lease, ...]
+
+
+class _Watch(Stall):
+    """Ends a load at its task's deadline, or as soon as an object is freed into which it may still write."""
+
+    def __init__(self, load: Load, memories: Sequence[Any], deadline: Deadline) -> None:
+        super().__init__(load, deadline.remaining_s())
+        self._memories = memories
+
+    def has_lasted(self) -> bool:
+        """Whether the load is to end."""
+        return super().has_lasted() or not are_valid(self._memories)
 
 
 class ObjectStore:
@@ -75,6 +90,7 @@ class ObjectStore:
             "declined_objects": 0,
             "late_load_objects": 0,
             "late_save_objects": 0,
+            "freed_objects": 0,
         }
 
     def __repr__(self) -> str:
@@ -117,9 +133,9 @@ class ObjectStore:
             self._guard.miss("lookup", error)
         return Locked(found, tuple(lease for lease in leases if lease.chunks))
 
-    def load(self, names: Names, addresses: Sequence[int], deadline: Deadline) -> npt.NDArray[np.bool_]:
-        """Copy objects to these addresses; which of them are in place and verified. The bytes of others are undefined. After it
-        has returned, nothing is written there."""
+    def load(self, names: Names, memories: Sequence[Any], deadline: Deadline) -> npt.NDArray[np.bool_]:
+        """Bring objects into these; which of them are there and were verified. The bytes of others are undefined. After it has
+        returned, nothing is written there."""
         good = np.zeros(len(names), np.bool_)
         held: list[Lease] = []
         try:
@@ -127,12 +143,16 @@ class ObjectStore:
             part = next(parts, None)
             while part is not None and not deadline.has_passed():
                 lease = held[-1] if held else self._lease(names, part, held)
-                with self._pool.load_set(lease, list(addresses[part])) as load:
+                moved = memories[part]
+                if not self._are_valid(moved):
+                    break
+                with self._pool.load_set(lease, self._addresses_of(moved)) as load:
                     part, loading = next(parts, None), part
                     if part is not None:
                         self._lease(names, part, held)
-                    states = load.wait(deadline.remaining_s()).states
-                good[loading] = [state == "complete" for state in states]
+                    states = load.wait_watched(_Watch(load, moved, deadline), deadline).states
+                if self._are_valid(moved):
+                    good[loading] = [state == "complete" for state in states]
                 held.remove(lease)
                 lease.release()
         except ENGINE_FAILURES as error:
@@ -146,9 +166,9 @@ class ObjectStore:
             self._count("late_load_objects", len(good) - loaded)
         return good
 
-    def save(self, names: Names, addresses: Sequence[int], deadline: Deadline) -> tuple[bool, int]:
-        """Store objects from these addresses: whether all of them are in the pool now, or just being stored by another writer,
-        and how many this save has stored. After it has returned, nothing is read there."""
+    def save(self, names: Names, memories: Sequence[Any], deadline: Deadline) -> tuple[bool, int]:
+        """Store these objects: whether all of them are in the pool now, or just being stored by another writer, and how many
+        this save has stored. After it has returned, nothing is read there."""
         is_whole, stored = True, 0
         try:
             for first in reversed(range(0, len(names), self._at_once)):
@@ -157,12 +177,22 @@ class ObjectStore:
                     is_whole = False
                     break
                 part = slice(first, first + self._at_once)
+                moved = memories[part]
+                if not self._are_valid(moved):
+                    is_whole = False
+                    break
                 retention = () if self._priority is None else (TokenRange(0, None, self._priority),)
-                with self._pool.save_set(names[part], list(addresses[part]), retention=retention) as save:
+                with self._pool.save_set(names[part], self._addresses_of(moved), retention=retention) as save:
+                    if save.copy(deadline) and not self._are_valid(
+                        moved
+                    ):  # other bytes, perhaps: none of them is stored
+                        is_whole = False
+                        break
                     result = save.commit()
                 self._count("saved_objects", result.stored)
                 self._count("present_objects", result.present)
                 self._count("declined_objects", result.declined)
+                self._count("late_save_objects", result.reasons.get("timeout", 0))
                 stored += result.stored
                 is_whole = is_whole and set(result.reasons) <= {"pending"}
         except ENGINE_FAILURES as error:
@@ -183,6 +213,17 @@ class ObjectStore:
     def _count(self, name: str, amount: int) -> None:
         with self._counting:
             self._counts[name] += amount
+
+    def _are_valid(self, memories: Sequence[Any]) -> bool:
+        """Whether none of these was freed; else all of them are left alone."""
+        if are_valid(memories):
+            return True
+        self._count("freed_objects", len(memories))
+        self._guard.warn_once("LMCache has freed objects while they were moved; they are not stored, and not loaded")
+        return False
+
+    def _addresses_of(self, memories: Sequence[Any]) -> list[int]:
+        return [address_of(memory, self.object_bytes) for memory in memories]
 
     def _lease(self, names: Names, part: slice, held: list[Lease]) -> Lease:
         held.append(self._pool.acquire_set(names[part]))

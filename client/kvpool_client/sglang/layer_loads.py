@@ -69,11 +69,14 @@ class LayerLoads:
         """Wait until the consumer's batch has this layer of the engine's in place, or has failed: `finish` has the answer."""
         started, _ = self._running.get(self._consumer, ((), ()))
         for load in started:
-            self._guard.call("wait_until", None, load.wait_until, layer)
+            if not self._guard.call("wait_until", False, load.wait_until, layer):
+                self._failed.add(self._consumer)
 
     def finish(self, index: int) -> bool:
-        """Wait until a batch's loads have ended. Whether every page is in place."""
-        started, batch = self._running.pop(index, ((), ()))
+        """Wait until a batch's loads have ended. Whether every page is in place; of a batch that does not run none is."""
+        if index not in self._running:
+            return False
+        started, batch = self._running.pop(index)
         failures = [self._guard.call("load", "failed", load.failure) for load in started]
         if index in self._failed:
             self._failed.discard(index)

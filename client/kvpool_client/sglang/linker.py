@@ -25,16 +25,18 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from kvpool.clock import Deadline
+from kvpool.errors import InvalidArgument
 from kvpool.states import DRAM
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
+from kvpool_client.engines.job_line import JobLine
 from kvpool_client.engines.weights import Revision
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.sglang.device_pages import MAMBA, describe_device_pools
 from kvpool_client.sglang.hit_policy import ALL_PAGES, prefixes_of
 from kvpool_client.sglang.host_pages import KV, Shard
 from kvpool_client.sglang.layer_loads import LayerLoads, QueuedLoad
-from kvpool_client.sglang.names import named, weights_update
+from kvpool_client.sglang.names import named, weights_update, weights_version
 from kvpool_client.sglang.offloads import Offloads
 from kvpool_client.sglang.page_store import PageStore
 from kvpool_client.sglang.promises import Promise, Promises
@@ -42,6 +44,8 @@ from kvpool_client.sglang.settings import LINKER, Settings
 
 _log = logging.getLogger(__name__)
 EVENT_PAUSE_S = 0.0005
+# More than there are pools, each of which connects once at a time.
+CONNECTS_MAX = 64
 _STAGES = "pp: stages of a pipeline do not agree on what they restore: run with --pp-size 1, or with HiCache's backend"
 _SPLIT_PAGES = (
     "dcp: decode context parallelism gives each rank a part of every page: run with --dcp-size 1, or without the linker"
@@ -70,7 +74,10 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
         self._first_revision, refusal = named(self._settings, name, server_args, os.environ)
         self._revision = self._first_revision
-        self._weights_version = weights_update()[0]
+        # The version of the weights when it was last looked at, and at the last reset.
+        self._seen_version = self._reset_version = weights_version()
+        self._is_alone = False  # the name is this engine's own
+        self._connecting = JobLine("kvpool-connect", self._guard, jobs_max=CONNECTS_MAX)
         if self._revision is not None:
             self._revision.begin_reading(self._reader)
         refusal = refusal or (_STAGES if self._shard.pp_size > 1 else "")
@@ -100,6 +107,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queue a load of what the request was promised. True, on every rank, for pages that SGLang's allocator gave."""
+        self._guard.call("load", None, self._look_at_version)
         pools = self._guard.call("load", None, self._numbered, transfers)
         if not pools:
             self._promises.drop(rid)
@@ -127,6 +135,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         given = [each for each in transfers if each.keys and each.device_indices is not None]
         if not given:
             return False
+        self._guard.call("offload", None, self._look_at_version)
         stores = [self._stores.get(_name_of(each)) for each in given]
         if any(store is None or store.refusal for store in stores):
             self._offloads.add_ended(False)
@@ -134,7 +143,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         events = self._guard.call("offload", None, self.record_offload_ready)
         if events is None:
             self._offloads.add_ended(False)
-        elif not self._offloads.add(partial(self._store_pages, given, events)):
+        elif not self._offloads.add(partial(self._store_pages, given, events, self._revision)):
             self._counts["refused_offloads"] += 1
         return True
 
@@ -148,13 +157,13 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         return self._offloads.take_ended()
 
     def reset(self) -> None:
-        """End everything that moves. Where SGLang's weights have changed, nothing stored before is found any more."""
+        """End everything that moves. Where SGLang's weights may have changed, nothing stored before is found any more."""
         self._loads.cancel_all()
         self._promises.clear()
         self._is_ending.set()
         self._offloads.end_all()
         self._is_ending.clear()
-        self._guard.call("reset", None, self._follow_weights)
+        self._guard.call("reset", None, self._rename_behind_reset)
 
     def close(self) -> None:
         """End everything, and the connections. Idempotent."""
@@ -165,6 +174,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         self._reader.stop()
         for store in self._stores.values():
             store.close()
+        self._connecting.close()
 
     def counters(self) -> dict[str, int | float | str]:
         """Requests promised and what became of it, failures by call, and the Pools' own counters behind their pools' names."""
@@ -172,6 +182,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         if self._revision is not None:
             found |= self._revision.counts()
         for name, store in self._stores.items():
+            found[f"{name}.connected"] = 0  # while none of its connections is open
             found |= {f"{name}.{counter}": value for counter, value in store.stats().items()}
         return found
 
@@ -185,12 +196,16 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         for name, pages in (described or {KV: ()}).items():
             is_replicated = self._shard.tp_size > 1 and all(part.layout.world == 1 for part in pages)
             shard = replace(self._shard, is_replicated=is_replicated)
-            stores[name] = PageStore(self._settings, shard, self._revision, refusal=refusal, name=name)
+            stores[name] = PageStore(
+                self._settings, shard, self._revision, refusal=refusal, name=name, line=self._connecting
+            )
             stores[name].register_pages(pages, params)
         return stores
 
     def _lookup(self, rid: str, transfers: Sequence[Any]) -> list[int]:
         keys = next(list(each.keys or ()) for each in transfers if _name_of(each) == KV)
+        _check_named_once(keys)
+        self._look_at_version()
         before = self._promises.find(rid)
         levels: dict[str, Levels] = {}
         for each in transfers:
@@ -228,6 +243,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         for each in transfers:
             if each.keys:
                 keys, name = list(each.keys), _name_of(each)
+                _check_named_once(keys)
                 found[name] = keys, self._stores[name].page_numbers(each.device_indices, len(keys))
         return found
 
@@ -245,8 +261,9 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         # Else what was promised, whose memory is there still: generations and checksums decide.
         return promise if promise is not None and _has_all(promise, pools) else None
 
-    def _store_pages(self, transfers: Sequence[Any], events: Sequence[Any]) -> bool:
-        """On the offloads' thread: store pages once the engine has written them. Whether all of them are in the pool now."""
+    def _store_pages(self, transfers: Sequence[Any], events: Sequence[Any], revision: Revision | None) -> bool:
+        """On the offloads' thread: store pages once the engine has written them, under the name that the weights had then.
+        Whether all of them are in the pool now."""
         deadline = Deadline(self._settings.batch_timeout_s)
         while not all(event.query() for event in events):
             if deadline.has_passed():
@@ -254,17 +271,40 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
                 return False
             if self._is_ending.wait(EVENT_PAUSE_S):
                 return False
-        stored = [self._stores[_name_of(each)].save(list(each.keys), each.device_indices) for each in transfers]
+        stored = [
+            self._stores[_name_of(each)].save(list(each.keys), each.device_indices, revision=revision)
+            for each in transfers
+        ]
         return all(all(of_pool) for of_pool in stored)
 
-    def _follow_weights(self) -> None:
-        """Take another name after an update of the weights: the version that it named, or one of this engine's own."""
-        version, is_unnamed = weights_update()
-        if self._first_revision is None or (version == self._weights_version and not is_unnamed):
+    def _look_at_version(self) -> None:
+        """Where SGLang has recorded another version since: what was promised ends, and this engine shares with itself alone,
+        because its own tree may have KV of both. Nothing is waited for."""
+        version = weights_version()
+        if version != self._seen_version:
+            self._seen_version = version
+            self._promises.clear()
+            self._rename_as("")
+
+    def _rename_behind_reset(self) -> None:
+        """Take another name where the weights may have changed, which SGLang does not show of every update: it shows a version
+        that an update names. So without `updates_are_named` each reset may be behind one."""
+        version, is_within = weights_update()
+        is_named = self._settings.updates_are_named and version != self._reset_version
+        self._seen_version = self._reset_version = version
+        if is_named:
+            self._rename_as(version)
+        elif is_within or self._is_alone or not self._settings.updates_are_named:
+            self._rename_as("")
+
+    def _rename_as(self, version: str) -> None:
+        """The name of a version, which engines share; empty: one of this engine's own, that nobody had before."""
+        if self._first_revision is None:
             return
-        named_as = uuid4().hex if version == self._weights_version else version
-        self._weights_version = version
-        self._revision = Revision({"updated": named_as}, origin=self._first_revision)
+        self._is_alone = not version
+        self._revision = Revision(
+            {"updated": version or uuid4().hex, "alone": not version}, origin=self._first_revision
+        )
         for store in self._stores.values():
             store.rename(self._revision)
 
@@ -289,6 +329,12 @@ def _shard_of(params: Any) -> Shard:
 
 def _name_of(transfer: Any) -> str:
     return str(getattr(transfer.name, "value", transfer.name))
+
+
+def _check_named_once(keys: Sequence[str]) -> None:
+    """A page goes into one of the engine's. Raises InvalidArgument."""
+    if len(set(keys)) < len(keys):
+        raise InvalidArgument(f"{len(keys)} pages have {len(set(keys))} keys, expected each once")
 
 
 def _lengths(transfers: Sequence[Any], present: dict[str, npt.NDArray[np.bool_]]) -> list[int]:

@@ -103,15 +103,19 @@ def server_args_of_process() -> Any:
 def weights_update() -> tuple[str, bool]:
     """SGLang's version of its weights, as far as updates name one, and whether the calling thread is within an update that may
     not have: then only the functions that it runs in show it."""
-    serving = getattr(sys.modules.get("sglang.srt.runtime_context"), "get_serving", None)
-    try:
-        version = str(getattr(serving(), "weight_version", "")) if callable(serving) else ""
-    except (ValueError, RuntimeError, LookupError, AttributeError):  # it is not set in this process
-        version = ""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name not in _UPDATES:
         frame = frame.f_back
-    return version, frame is not None
+    return weights_version(), frame is not None
+
+
+def weights_version() -> str:
+    """SGLang's version of its weights, as far as updates name one."""
+    serving = getattr(sys.modules.get("sglang.srt.runtime_context"), "get_serving", None)
+    try:
+        return str(getattr(serving(), "weight_version", "")) if callable(serving) else ""
+    except (ValueError, RuntimeError, LookupError, AttributeError):  # it is not set in this process
+        return ""
 
 
 def unidentified(error: object, source: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.flushing import flush_model
+from kvpool_client.engines.job_line import JobLine
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.weights import READING, Revision
 from kvpool_client.sglang.host_pages import KV, PoolPages, Shard, describe_host_pool
@@ -34,10 +35,17 @@ class PageStore:
     """One rank's pages of one host pool. Until `register` has accepted it, everything is a miss."""
 
     def __init__(
-        self, settings: Settings, shard: Shard, revision: Revision | None, *, refusal: str = "", name: str = KV
+        self,
+        settings: Settings,
+        shard: Shard,
+        revision: Revision | None,
+        *,
+        refusal: str = "",
+        name: str = KV,
+        line: JobLine | None = None,
     ) -> None:
         """`revision`: what names the weights. `refusal`: why nothing may be stored for this engine; empty where it may.
-        `name`: SGLang's name of the host pool."""
+        `name`: SGLang's name of the host pool. `line`: connects once pages are registered, where no call of SGLang's may."""
         self._settings = settings
         self._revision = revision
         self._name = name
@@ -50,6 +58,10 @@ class PageStore:
         self._parts: tuple[PartStore, ...] = ()
         self._described: tuple[PoolPages, ...] = ()
         self._is_beginning = threading.Lock()
+        self._publishing = threading.Lock()  # guards what `_parts` are of: they and the revision change together
+        self._leaving: list[PartStore] = []  # guarded by _publishing: those of another name
+        self._line = line
+        self._is_connecting = False  # a job of the line's waits for its turn
 
     def __repr__(self) -> str:
         return f"<PageStore {self._name} {list(self._parts)}>"
@@ -86,9 +98,10 @@ class PageStore:
 
     def rename(self, revision: Revision) -> None:
         """The weights have changed: what was stored is another model's."""
-        self._close_parts()
-        self._revision = revision
-        self._connect()
+        with self._publishing:
+            self._leaving += self._parts
+            self._parts, self._revision = (), revision
+        self._begin_connecting()
 
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request, but one for each page that a shared store is asked for."""
@@ -136,16 +149,22 @@ class PageStore:
                 break
         return [number < good for number in range(len(keys))]
 
-    def save(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
+    def save(
+        self, keys: Sequence[str], host_indices: Any, extra_info: object = None, *, revision: Revision | None = None
+    ) -> list[bool]:
         """Store pages from host memory; which of them are in the pool now, or just being stored by another writer.
 
-        `extra_info`: SGLang's; hints in it set the retention of pages.
+        `extra_info`: SGLang's; hints in it set the retention of pages. `revision`: the weights that have computed them, if they
+        may have got another name meanwhile.
         """
         if not self._shard.is_writer:
             return [True] * len(keys)
-        if self._is_refused(len(keys)):
+        is_refused = self._is_refused(len(keys))
+        with self._publishing:
+            parts = self._parts if revision is None or revision is self._revision else ()
+        if is_refused or not parts:
             return [False] * len(keys)
-        stored = [part.save(keys, host_indices, extra_info) for part in self._parts]
+        stored = [part.save(keys, host_indices, extra_info) for part in parts]
         return [all(of_page) for of_page in zip(*stored, strict=True)]
 
     def clear(self) -> bool:
@@ -173,8 +192,15 @@ class PageStore:
         self._close_parts()
 
     def _close_parts(self) -> None:
-        parts, self._parts = self._parts, ()
-        for part in parts:
+        with self._publishing:
+            self._leaving += self._parts
+            self._parts = ()
+        self._close_leaving()
+
+    def _close_leaving(self) -> None:
+        with self._publishing:
+            leaving, self._leaving = self._leaving, []
+        for part in leaving:
             part.close()
 
     def refuse(self, call: str, refusal: str, pages: int) -> None:
@@ -184,15 +210,30 @@ class PageStore:
 
     def _is_refused(self, pages: int) -> bool:
         if not self._parts and self._described:
-            self._connect()
+            self._begin_connecting()
         if not self._parts:
             refusal = self._refusal or (READING if self._described else "")
             if refusal:
                 self._refusals.count(refusal, pages)
         return not self._parts
 
+    def _begin_connecting(self) -> None:
+        """Connect, on the line where there is one: one job waits at most, which finds the name that is the last one then."""
+        if self._line is None:
+            self._connect()
+        elif not self._is_connecting:
+            self._is_connecting = True
+            if not self._line.submit("connect", self._connect_in_turn, lambda _: None):
+                self._is_connecting = False
+
+    def _connect_in_turn(self) -> None:
+        self._is_connecting = False
+        self._connect()
+
     def _connect(self) -> None:
         """Connect, if the model has a name by now; one thread does, for others everything is a miss meanwhile."""
+        self._close_leaving()
+        named_by = self._revision
         revision = self._found_revision()
         if revision is None or not self._is_beginning.acquire(blocking=False):
             return
@@ -203,13 +244,14 @@ class PageStore:
             for pages in described:
                 made.append(PartStore(replace(self._settings, revision=revision), pages, self._guard))
                 self._page_tokens = pages.page_tokens
-            if self._described is described:
-                self._parts, made = tuple(made), []
+            with self._publishing:
+                if self._described is described and self._revision is named_by:
+                    self._parts, made = tuple(made), []
         except ENGINE_FAILURES as error:
             self._refuse_layout(error)
         finally:
             self._is_beginning.release()
-            for part in made:  # it has failed, or the store was closed meanwhile
+            for part in made:  # it has failed, or the store was closed or renamed meanwhile
                 part.close()
 
     def _found_revision(self) -> str | None:

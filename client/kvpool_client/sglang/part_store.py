@@ -102,10 +102,11 @@ class PartStore:
             return np.zeros(len(keys), np.uint8)
 
     def lease_batches(self, keys: Sequence[str]) -> list[Lease]:
-        """Leases on these pages, each for LEASED_AT_ONCE of them."""
+        """Leases on these pages, each for LEASED_AT_ONCE of them. Each waits for `scheduler_timeout_s` at most: a daemon that
+        does not answer until then has the connection ended."""
         names = _names(keys)
         return [
-            self._pool.acquire_set(names[first : first + LEASED_AT_ONCE])
+            self._pool.acquire_set(names[first : first + LEASED_AT_ONCE], timeout_s=self._settings.scheduler_timeout_s)
             for first in range(0, len(keys), LEASED_AT_ONCE)
         ]
 

@@ -48,7 +48,7 @@ class PagePromise:
         return all(key in self._places and self.in_dram[self._places[key]] for key in keys)
 
     def begin_loads(self, keys: Sequence[str], numbers: Sequence[int]) -> "list[StartedLoad]":
-        """Begin to load these pages into those of the engine with these numbers. REQUIRES: `has`."""
+        """Begin to load these pages into those of the engine with these numbers. REQUIRES: `has`, and none twice."""
         targets = np.full(len(self._places), _SKIP, np.int64)
         targets[[self._places[key] for key in keys]] = numbers
         begun = []
@@ -72,22 +72,22 @@ class StartedLoad:
 
     def __init__(self, part: "PartStore", lease: Lease, targets: npt.NDArray[np.int64]) -> None:
         """Begins it."""
-        self._asked = targets != _SKIP
         self._ready_at = part.ready_at
         self._next = 0
         self.load = part.begin_load(lease, targets.tolist())
 
-    def wait_until(self, layer: int) -> None:
-        """Wait for what the forward reads up to this layer of the engine's, or until the load has failed."""
+    def wait_until(self, layer: int) -> bool:
+        """Wait for what the forward reads up to this layer of the engine's, or until the load has ended; a page that fails
+        keeps none of the others from being waited for. True: `failure` has the answer."""
         while self._next < len(self._ready_at) and self._ready_at[self._next] <= layer:
-            is_there = self.load.wait_layer(self._next)
-            self._next = self._next + 1 if is_there else len(self._ready_at)
+            self.load.wait_layer(self._next)
+            self._next += 1
+        return True
 
     def failure(self) -> str:
         """Wait for its end: why a page is not in place; empty where all are."""
         states = self.load.wait().states
-        asked = zip(states, self._asked.tolist(), strict=True)
-        return next((state for state, is_asked in asked if is_asked and state != "complete"), "")
+        return next((state for state in states if state not in ("complete", "skipped")), "")
 
 
 class Promise:

@@ -23,8 +23,10 @@ HICACHE, LINKER = "hicache-storage-backend-extra-config", "unified-cache-externa
 class Settings:
     """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's.
 
-    `priority`: that of pages without a hint; None: the pool's default. `promise_s`, of a linker: how long pages that a request
-    was promised stay leased at most. `source`: the option of SGLang's whose content they are.
+    `priority`: that of pages without a hint; None: the pool's default. `source`: the option of SGLang's whose content they are.
+    Of a linker alone: `promise_s`, how long pages that a request was promised stay leased at most; `scheduler_timeout_s` bounds
+    a round trip for which SGLang's scheduler waits; `updates_are_named`: each update of the weights has a version, which all
+    engines of the model have for the same weights and for no others.
     """
 
     model: str
@@ -36,6 +38,8 @@ class Settings:
     copy_threads: int = 2
     priority: int | None = None
     promise_s: float = 10.0
+    scheduler_timeout_s: float = 0.05
+    updates_are_named: bool = False
     source: str = HICACHE
 
     @classmethod
@@ -53,8 +57,14 @@ class Settings:
             "priority": (0, PRIORITY_MAX),
         }
         if source == LINKER:
-            numbers["promise_s"] = (0.1, 3600.0)
-        known = ["socket", *texts, *numbers]
+            numbers |= {"promise_s": (0.1, 3600.0), "scheduler_timeout_s": (0.001, 3600.0)}
+        switches = ["updates_are_named"] if source == LINKER else []
+        known = ["socket", *texts, *numbers, *switches]
+        faults += [
+            f"{key} is {given[key]!r}, expected true or false"
+            for key in switches
+            if not isinstance(given.get(key, False), bool)
+        ]
         faults += [f"{key} is no setting{did_you_mean(str(key), known)}" for key in given if key not in known]
         faults += [
             f"{key} is {given[key]!r}, expected {MODEL_EXPECTED if key == 'model' else 'a string'}"

@@ -196,6 +196,11 @@ class LeaseHold:
         return not self._is_released and self.session is not None and self.session.is_alive
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's lease: nothing copies there."""
+        return os.getpid() != self._pid
+
+    @property
     def is_released(self) -> bool:
         """Whether it was released, or never held anything."""
         return self._is_released

@@ -5,6 +5,9 @@ The Pool has checked the arguments. Every failure of the daemon gives a load tha
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
@@ -47,10 +50,12 @@ class LoadStarter:
         they go, None to compare them with their checksums where they lie."""
         return self._begin(lease, first_chunk, copies=self._copies, rows=rows, blocks=blocks)
 
-    def begin_set(self, lease: SetHold, blocks: EngineBlocks, *, may_outlive: bool = False) -> SetLoad:
-        """A load of what is leased of a set, into blocks of these keys. `may_outlive`: see `Pool.load_set`."""
-        copies, rows = [self._copies[lease.group]], [lease.held_rows]
-        load = self._begin(lease, 0, copies=copies, rows=rows, blocks=[blocks], may_outlive=may_outlive)
+    def begin_set(
+        self, lease: SetHold, wanted: npt.NDArray[np.bool_], blocks: EngineBlocks, *, may_outlive: bool = False
+    ) -> SetLoad:
+        """A load of leased keys of a set, bool [keys], into blocks of theirs. `may_outlive`: see `Pool.load_set`."""
+        copies, rows = [self._copies[lease.group]], [lease.rows_of(wanted)]
+        load = self._begin(lease, 0, copies=copies, rows=rows, blocks=[blocks], wanted=wanted, may_outlive=may_outlive)
         assert isinstance(load, SetLoad)
         return load
 
@@ -62,15 +67,18 @@ class LoadStarter:
         copies: Sequence[Copies],
         rows: Sequence[LeasedRows],
         blocks: Sequence[EngineBlocks | None],
+        wanted: npt.NDArray[np.bool_] | None = None,
         may_outlive: bool = False,
     ) -> Load:
         session = lease.session
-        is_live = session is not None and (lease.is_live or (may_outlive and not lease.is_released))
+        is_live = session is not None and (
+            lease.is_live or (may_outlive and not lease.is_released and not lease.is_inherited)
+        )
         # Else the lease was released, or the session has ended.
         reason = LoadReason.GONE if session is not None and session.is_alive else LoadReason.DISCONNECTED
         if is_live and any(map(len, rows)):
             failpoint.reach("client.load.before")
-        is_set = isinstance(lease, SetHold)
+        is_set = wanted is not None
         begun = BegunLoad(
             lease,
             [
@@ -86,7 +94,7 @@ class LoadStarter:
             on_end=self._load_ended,
             first_group=lease.group if isinstance(lease, SetHold) else 0,
         )
-        load = SetLoad(begun, lease.held) if isinstance(lease, SetHold) else Load(begun)
+        load = SetLoad(begun, lease.held, wanted) if wanted is not None else Load(begun)
         if load.is_begun:
             if not lease.begin_load(load):
                 load.cancel()

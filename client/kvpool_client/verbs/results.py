@@ -68,8 +68,9 @@ class LoadResult:
     `tokens` that they cover, and why it stopped there.
 
     `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled. `groups`: of a layout with groups the result
-    of each: up to which chunk it has what it was to load. `states`: of a set the reason of each key, or `absent` for one that
-    was not leased; `chunks` counts those that are complete, and `reason` is that of the first one that is leased and is not.
+    of each: up to which chunk it has what it was to load. `states`: of a set the reason of each key, `absent` for one that was
+    not leased, or `skipped` for one that was left out; `chunks` counts those that are complete, and `reason` is that of the
+    first one that is loaded and is not.
     """
 
     chunks: int

@@ -24,6 +24,7 @@ from typing import Literal, Protocol, overload
 import numpy as np
 
 from kvpool import failpoint
+from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.protocol.records import messages as m
@@ -246,6 +247,15 @@ class Save:
                     run.announce(layer * saved.head_groups + head_group)
                 self._land_copied(saved, run)
 
+    def copy(self, deadline: Deadline) -> bool:
+        """Copy the layers not announced and wait, until `deadline`: for a caller that looks at engine memory once more before
+        the commit, which does the same with the Pool's time. Whether every byte was copied; else the save has ended."""
+        if self._result is None and self._thread is None and not self._is_inherited:
+            self._announce_all()
+            if not self._copied(deadline):
+                self._end()
+        return self._result is None
+
     @overload
     def commit(self, wait: Literal[True] = True) -> SaveResult:
         """Copy, publish and wait."""
@@ -336,12 +346,13 @@ class Save:
             self._commit_reserved()
         self._end()
 
-    def _copied(self) -> bool:
-        """Whether every byte has been copied; else the save is given up."""
+    def _copied(self, deadline: Deadline | None = None) -> bool:
+        """Whether every byte has been copied; else the save is given up. `deadline`: in place of the Pool's time without
+        progress."""
         for _, run in self._copying:
-            stall = Stall(run, self._reserved.timeout_s)
+            stall = Stall(run, self._reserved.timeout_s if deadline is None else deadline.remaining_s())
             while not run.wait(stall.slice_s()):
-                if stall.has_lasted():
+                if stall.has_lasted() or (deadline is not None and deadline.has_passed()):
                     self._give_up(SaveState.TIMEOUT)
                     return False
         if self._is_expired or any(run.is_cancelled() for _, run in self._copying):

@@ -72,7 +72,11 @@ class SetHold(LeaseHold):
     @property
     def held_rows(self) -> LeasedRows:
         """The rows of the leased keys, in their order."""
-        places = self._sources[self.held]
+        return self.rows_of(self.held)
+
+    def rows_of(self, wanted: npt.NDArray[np.bool_]) -> LeasedRows:
+        """The rows of some of the keys, all of which are leased."""
+        places = self._sources[wanted]
         return LeasedRows.chosen(self.leased, places, self._numbers[places].tolist())
 
 

@@ -12,16 +12,17 @@ from kvpool_client.verbs.results import LoadResult
 
 _COMPLETE, _UNDECIDED = int(LoadReason.COMPLETE), int(LoadReason.CANCELLED)
 _WORDS = {int(reason): reason.name.lower() for reason in LoadReason}
-_ABSENT = "absent"
+_ABSENT, _SKIPPED = "absent", "skipped"
 
 
 class SetLoad(Load):
     """See the module; `Pool.load_set` answers it. `chunks_so_far` and its result count the chunks that are in place."""
 
-    def __init__(self, begun: BegunLoad, held: npt.NDArray[np.bool_]) -> None:
-        """`held`: which of the keys are leased, and so in the run."""
+    def __init__(self, begun: BegunLoad, held: npt.NDArray[np.bool_], wanted: npt.NDArray[np.bool_]) -> None:
+        """`held`: which of the keys are leased; `wanted`: which of these are in the run, the others are left out."""
         super().__init__(begun)
         self._held = held
+        self._wanted = wanted
 
     @property
     def chunks_so_far(self) -> int:
@@ -31,15 +32,16 @@ class SetLoad(Load):
         return 0 if self._is_inherited else sum(code in (_COMPLETE, _UNDECIDED) for code in self._reasons())
 
     def wait_layer(self, layer: int, timeout_s: float | None = None, group: int | None = None) -> bool:
-        """Wait until layer `layer` of every chunk is in place and its checksums were good. False: one has failed, or the load
-        has ended before. See `Load.wait_layer`."""
+        """Wait until layer `layer` of every chunk that is loaded is in place and its checksums were good. False: one has
+        failed, or the load has ended before. See `Load.wait_layer`."""
         is_there = super().wait_layer(layer, timeout_s, group)
         return is_there and all(code in (_COMPLETE, _UNDECIDED) for code in self._reasons())
 
     def loaded_levels(self) -> bytes:
         """See `Load`."""
         good = np.frombuffer(self._reasons(), np.uint8) == _COMPLETE
-        levels: npt.NDArray[np.uint8] = self.lease.tiers[good]
+        (loaded,) = self.runs
+        levels: npt.NDArray[np.uint8] = loaded.rows.tiers[good]
         return levels.tobytes()
 
     def corrupt_places(self) -> list[tuple[int, int]]:
@@ -49,7 +51,7 @@ class SetLoad(Load):
         return list(dict.fromkeys(map(loaded.rows.place_of, rows)))
 
     def _reasons(self) -> bytes:
-        """A code for each leased key."""
+        """A code for each key that is loaded."""
         (loaded,) = self.runs
         if loaded.run is None:
             return bytes([loaded.reason]) * len(loaded.rows)
@@ -70,7 +72,10 @@ class SetLoad(Load):
 
     def _counted(self, codes: bytes) -> LoadResult:
         left = iter(codes)
-        states = tuple([_WORDS[next(left)] if is_held else _ABSENT for is_held in self._held.tolist()])
+        asked = zip(self._held.tolist(), self._wanted.tolist(), strict=True)
+        states = tuple(
+            [_WORDS[next(left)] if is_wanted else _SKIPPED if is_held else _ABSENT for is_held, is_wanted in asked]
+        )
         reason = next((code for code in codes if code != _COMPLETE), _COMPLETE)
         good = codes.count(_COMPLETE)
         return LoadResult(good, good * self._begun.chunk_tokens, _WORDS[reason], states=states)

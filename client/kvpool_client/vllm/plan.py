@@ -73,8 +73,8 @@ class StepPlan(NamedTuple):
     `acknowledged`: the last step of which the scheduler knows that a synchronous load failed in it. What a worker computes
     between a failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes
     nothing.
-    `renewed`: the last step before the scheduler's epoch of weights began; −1: none has. A worker whose weights have changed
-    since loads and saves nothing.
+    `renewed`: the last step whose KV is not of the scheduler's epoch of weights, because it knows of a change after it; −1:
+    none. A worker whose weights have changed since loads and saves nothing.
     `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
     `stage_layers`: of a hybrid model in several stages, and `name`: the model's with its revision, where its files had to be
     read; each until every worker has it.
@@ -128,8 +128,8 @@ class StepReport(NamedTuple):
     pool.
 
     `ended_saves`: how many ranks have ended a pinned save, by its number. `unsaved`: the first chunk of a request that was not
-    saved because another save was just writing it. `weights_step`: the last step before this rank's weights were changed in
-    place; −1: they never were.
+    saved because another save was just writing it. `weights_step`: the last step with work before this rank's weights were
+    changed in place, 0: before the first; −1: they never were.
     """
 
     step: int

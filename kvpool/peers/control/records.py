@@ -13,15 +13,18 @@ from kvpool.layout import Layout
 
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak. The format
-# of streams goes with it (native/net/stream_format.h): 1 had a mark for each extent.
-OLDEST_VERSION = NEWEST_VERSION = 2
+# of streams goes with it (native/net/stream_format.h): 1 had a mark for each extent. 2 had no chunks that are alone.
+OLDEST_VERSION = NEWEST_VERSION = 3
 INCARNATION_BYTES = 16
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 128
 TEXT_BYTES_MAX = 512
 PULL_KEYS_MAX = 16_384
-# Of a Pull of chunks without a parent: each is a hold of its own.
+# Of a Pull of a run of chunks without a parent: each is a hold of its own.
 RUN_KEYS_MAX = 128
+# Of a Pull of chunks that are alone, and what an Offer says of each.
+SET_KEYS_MAX = 4096
+ABSENT, HELD, LATER = range(3)
 DEADLINE_MS_MAX = 600_000
 CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
 # Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
@@ -69,7 +72,8 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Pull:
     """Ask for the chunks of a chain from number `first` on; `keys`: of the whole chain, of the namespace (model, layout).
-    Chunks of a window or a state have no parent: there `keys` are a run of them, each once, and `first` is 0.
+    Chunks of a window or a state have no parent: there `keys` are a run of them, each once, and `first` is 0. So it is with
+    keys that `are_alone`, as those of a set: of any layout, and each is answered for itself.
 
     `pull`: the puller's number for it, which rises on a connection. `layout`: in wire form, of one rank. `scope`: as in the
     local protocol's Commit, empty where the puller does not know it. `deadline_ms`: from the arrival on. Answered by Offer or
@@ -84,11 +88,15 @@ class Pull:
     first: int
     keys: bytes
     deadline_ms: int
+    are_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """So many chunks from the first one asked for are held for the puller until its Release or deadline; 0: nothing is held.
+    Where the keys are alone, `present` has a byte for each of the first ones, as far as the owner has looked: HELD, and the
+    chunk is among those held, in their order; ABSENT, and it is not here; LATER, and it may be, but there is no room for it
+    now. Else it is empty; so it may be where nothing is held.
 
     `ticket`: to be presented once on each of `connections` stream connections to `address`, `tls://…` where they are encrypted.
     `checks`: CRC-32C [chunk][extent].
@@ -101,6 +109,7 @@ class Offer:
     connections: int
     address: str
     checks: bytes
+    present: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +327,10 @@ def offered_chunks_max(extents: int) -> int:
     return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * extents)
 
 
-def keys_max(layout: Layout) -> int:
+def keys_max(layout: Layout, *, are_alone: bool) -> int:
     """The most keys of a Pull."""
+    if are_alone:
+        return SET_KEYS_MAX
     return PULL_KEYS_MAX if layout.is_chained else RUN_KEYS_MAX
 
 

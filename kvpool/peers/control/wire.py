@@ -72,6 +72,15 @@ def choose_version(hello: r.Hello) -> int:
 def check_offer(pull: r.Pull, offer: r.Offer) -> None:
     """Raises WireFault unless the offer is one to this pull."""
     extents, asked = Layout.from_wire(pull.layout).extents, len(KeyColumn(pull.keys)) - pull.first
+    if not pull.are_alone and offer.present:
+        _refuse(
+            f"Offer names {len(offer.present)} chunks as present, expected none: those of pull {pull.pull} are not alone"
+        )
+    held, named = offer.present.count(r.HELD), len(offer.present)
+    if pull.are_alone and (named > asked or held != offer.chunks):
+        _refuse(
+            f"Offer has {offer.chunks} chunks, and names {held} of {named} as present, expected as many, of {asked} at most"
+        )
     if offer.pull != pull.pull or offer.chunks > asked:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
     if len(offer.checks) not in (0, CHECKSUM_BYTES * extents * offer.chunks):
@@ -152,9 +161,10 @@ def _check_pull(pull: r.Pull) -> None:
         _refuse("Pull layout stands for all ranks, expected that of one")
     if not is_scope(pull.scope):
         _refuse(f"Pull scope of {len(pull.scope)} bytes is none")
-    keys = keys_of(pull.keys, keys_max=r.keys_max(layout))
-    _check_range("Pull first", pull.first, 0, len(keys) - 1 if layout.is_chained else 0)
-    if not layout.is_chained and len(set(keys)) < len(keys):
+    keys = keys_of(pull.keys, keys_max=r.keys_max(layout, are_alone=pull.are_alone))
+    is_chain = layout.is_chained and not pull.are_alone
+    _check_range("Pull first", pull.first, 0, len(keys) - 1 if is_chain else 0)
+    if not is_chain and len(set(keys)) < len(keys):
         _refuse("Pull names a chunk without a parent twice")
     _check_range("Pull deadline_ms", pull.deadline_ms, 1, r.DEADLINE_MS_MAX)
 
@@ -167,6 +177,8 @@ def _check_offer_alone(offer: r.Offer) -> None:
     _check_address("Offer address", offer.address)
     if offer.chunks and not offer.address:
         _refuse("Offer address is empty")
+    if len(offer.present) > r.SET_KEYS_MAX or offer.present.strip(bytes([r.ABSENT, r.HELD, r.LATER])):
+        _refuse(f"Offer present has {len(offer.present)} bytes, expected at most {r.SET_KEYS_MAX}, of 0, 1 or 2")
     if len(offer.checks) > r.CHECKS_BYTES_MAX:
         _refuse(f"Offer has checks of {len(offer.checks)} bytes, expected at most {r.CHECKS_BYTES_MAX}")
 

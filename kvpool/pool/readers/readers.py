@@ -227,7 +227,7 @@ class Readers:
 
     def grant_set(self, session: EngineSession, group: int, task: SetTask, now_ns: int) -> Leased:
         """A lease of what a task for a set has taken, with a row for each of its keys; `note_set` follows."""
-        holds, places = task.take_holds()
+        holds, places = task.take_holds(now_ns)
         lease = None
         if places:
             taken = Taken(len(places), holds, len(places), group)

@@ -7,7 +7,7 @@ written to the lower tier at once, and DRAM evicts them first, while the lower t
 Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import kvpool_native
@@ -43,6 +43,12 @@ class RetentionColumns(NamedTuple):
             self.priorities[first:end], self.durations[first * DURATION_BYTES : end * DURATION_BYTES]
         )
 
+    def chosen(self, which: Sequence[int]) -> "RetentionColumns":
+        """The columns of these chunks."""
+        durations_ms = u32_of(self.durations)
+        priorities = bytes([self.priorities[number] for number in which])
+        return RetentionColumns(priorities, pack_u32([durations_ms[number] for number in which]))
+
 
 NO_RETENTION = RetentionColumns(b"", b"")
 
@@ -77,15 +83,17 @@ class Retention:
     ) -> bytes:
         """Retain chunks of a save, new or present, as it asks, in every tier: a `RetainState` for each.
 
-        `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT.
+        `states`: a `SaveState` for each of `keys`; those without a slot are ABSENT.
         """
-        held = len(states) - len(states.lstrip(HAVE_SLOTS))
-        absent = bytes([RetainState.ABSENT]) * (len(states) - held)
-        if not held:
-            return absent
-        if absent:
-            keys, wanted = keys[:held], wanted.part(0, held)
-        return self.retain_in(namespace, keys, wanted, now_ns) + absent
+        if not states.lstrip(HAVE_SLOTS):
+            return self.retain_in(namespace, keys, wanted, now_ns)
+        held = [number for number, state in enumerate(states) if state in HAVE_SLOTS]
+        retained = bytearray([RetainState.ABSENT]) * len(states)
+        if held:
+            answer = self.retain_in(namespace, keys.chosen(held), wanted.chosen(held), now_ns)
+            for number, state in zip(held, answer, strict=True):
+                retained[number] = state
+        return bytes(retained)
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, wanted: RetentionColumns, now_ns: int) -> bytes:
         """Set the retention of chunks of one namespace: a `RetainState` for each."""
@@ -130,20 +138,13 @@ def keep(
     now_ns: int,
 ) -> bytes:
     """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
-    priorities, durations = wanted
+    priorities = wanted.priorities
     if KEEP_PRIORITY not in priorities:
-        return directory.retain(namespace, keys.packed, priorities, durations, now_ns)
+        return directory.retain(namespace, keys.packed, *wanted, now_ns)
     chosen = [number for number, priority in enumerate(priorities) if priority != KEEP_PRIORITY]
     states = bytearray([RetainState.ACCEPTED]) * len(priorities)
     if chosen:
-        durations_ms = u32_of(durations)
-        answer = directory.retain(
-            namespace,
-            keys.chosen(chosen).packed,
-            bytes([priorities[number] for number in chosen]),
-            pack_u32([durations_ms[number] for number in chosen]),
-            now_ns,
-        )
+        answer = directory.retain(namespace, keys.chosen(chosen).packed, *wanted.chosen(chosen), now_ns)
         for number, state in zip(chosen, answer, strict=True):
             states[number] = state
     return bytes(states)

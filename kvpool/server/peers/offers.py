@@ -20,8 +20,9 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -31,6 +32,7 @@ from kvpool.ids import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.packed_numbers import pack_u64, u64_of
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
@@ -45,6 +47,7 @@ from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 STOP_TIMEOUT_S = 10.0
 # Of the loop's time, for all pulls of all peers.
@@ -59,6 +62,7 @@ PEER_PART = 4
 # How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
 ROOM_S = 0.5
 _WORD = 8
+_NO_KEYS = KeyColumn(b"")
 
 
 @dataclass(slots=True)
@@ -75,6 +79,19 @@ class _Offered:
     unleased: KeyColumn  # all of the chain, while chunks of it are being saved; else none
     size: int
     is_leasing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What is offered of a lease: offsets, slots and generations, u64. `base`, `unleased`: as in `_Offered`; `are_saved`: some
+    are just being saved; `present`: as in an Offer."""
+
+    lease: int
+    columns: tuple[bytes, bytes, bytes]
+    base: int = 0
+    unleased: KeyColumn = _NO_KEYS
+    are_saved: bool = False
+    present: bytes = b""
 
 
 class _NoRoomNow(KVPoolError):
@@ -249,9 +266,10 @@ class Offers:
         finally:
             if session is not None:
                 self._connections.end_use(connection, session)
-        self._counts["empty" if offer is None else "served"] += 1
-        is_sent = answer(offer or r.Offer(pull.pull, 0, b"", 0, "", b""))
-        if offer is not None and not is_sent:
+        offer = offer or _offer_of_none(pull)
+        self._counts["served" if offer.chunks else "empty"] += 1
+        is_sent = answer(offer)
+        if offer.chunks and not is_sent:
             self._server.withdraw(offer.ticket)
 
     async def _offer(
@@ -288,19 +306,26 @@ class Offers:
         reserved = (len(keys) - pull.first) * chunk_bytes  # from others that ask meanwhile
         peer.offered_bytes += reserved
         try:
-            base, leased = await self._lease(session, pull, keys)
+            if pull.are_alone:
+                base, (leased, left_out) = 0, await self._drive(self._pool.chains.lease_set(session, keys))
+            else:
+                (base, leased), left_out = await self._lease(session, pull, keys), ()
             with self._share.used():
-                offer = self._offer_leased(
-                    puller, connection, session, pull, keys=keys, base=base, leased=leased, deadline=deadline
+                chosen = (
+                    _chosen_alone(leased, left_out)
+                    if pull.are_alone
+                    else self._chosen_of_chain(session, pull, keys, base=base, leased=leased)
                 )
+                offer = self._offer_chosen(puller, connection, session, pull, chosen=chosen, deadline=deadline)
         finally:
             peer.offered_bytes -= reserved
         # What others have now, or are about to have, is free a moment later.
         has_others = bool(self._offered) or sum(len(one.tasks) for one in self._connections.all()) > 1
-        if offer is None and has_others and self._is_stored(session, keys, base + leased.chunks):
+        is_left = bool(left_out) if pull.are_alone else self._is_stored(session, keys, base + leased.chunks)
+        if offer is None and has_others and is_left:
             return "other nodes lease as much as peer.leased_quota and dram.connection_quota allow", None
         self._wake_waiting()  # less may be offered than was reserved
-        return "", offer
+        return "", offer or _offer_of_none(pull, chosen.present)
 
     def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int) -> bool:
         return self._pool.chains.readers.is_stored(session, keys, chunk, self._clock.now_ns())
@@ -330,41 +355,46 @@ class Offers:
             self._ended.set_result(None)
             self._ended = None
 
-    def _offer_leased(
-        self,
-        puller: Puller,
-        connection: PullerConnection,
-        session: EngineSession,
-        pull: r.Pull,
-        *,
-        keys: KeyColumn,
-        base: int,
-        leased: m.Leased,
-        deadline: Deadline,
-    ) -> r.Offer | None:
-        """Offer what is leased of a chain from chunk `base` on, and what is being saved behind it. REQUIRES: the same turn as
-        the lease."""
+    def _chosen_of_chain(
+        self, session: EngineSession, pull: r.Pull, keys: KeyColumn, *, base: int, leased: m.Leased
+    ) -> _Chosen:
+        """What is offered of what is leased from chunk `base` on, with what is being saved behind it. REQUIRES: the same turn
+        as the lease."""
         # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
         # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
         behind = keys[base + leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
         saved = self._pool.chains.writers.followed.find(session, keys.before(base + here), behind)
-        layout = session.own.layout
         end = base + here + len(saved.offsets) // _WORD
-        chunks = end - pull.first
-        if chunks <= 0:
-            self._end_lease(session, leased.lease)
-            return None
-        rows = slice((pull.first - base) * _WORD, (end - base) * _WORD)
+        rows_of = slice((pull.first - base) * _WORD, (max(end, pull.first) - base) * _WORD)
         columns = (
-            (leased.offsets[: here * _WORD] + saved.offsets)[rows],
-            (leased.slots[: here * _WORD] + saved.slots)[rows],
-            (leased.generations[: here * _WORD] + saved.generations)[rows],
+            (leased.offsets[: here * _WORD] + saved.offsets)[rows_of],
+            (leased.slots[: here * _WORD] + saved.slots)[rows_of],
+            (leased.generations[: here * _WORD] + saved.generations)[rows_of],
         )
+        unleased = keys[:end] if end > base + leased.chunks else keys[:0]
+        return _Chosen(leased.lease, columns, base, unleased, are_saved=bool(saved.offsets))
+
+    def _offer_chosen(
+        self,
+        puller: Puller,
+        connection: PullerConnection,
+        session: EngineSession,
+        pull: r.Pull,
+        *,
+        chosen: _Chosen,
+        deadline: Deadline,
+    ) -> r.Offer | None:
+        """Offer these chunks; None where there are none. REQUIRES: the same turn as the lease."""
+        layout, columns = session.own.layout, chosen.columns
+        chunks = len(columns[0]) // _WORD
+        if not chunks:
+            self._end_lease(session, chosen.lease)
+            return None
         ticket = os.urandom(TICKET_BYTES)
         # A stream that waits for an engine's extents is given one thread, not several.
-        connections = 1 if saved.offsets else min(self._config.connections, chunks)
+        connections = 1 if chosen.are_saved else min(self._config.connections, chunks)
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
@@ -377,12 +407,13 @@ class Offers:
             timeout_s=timeout_s,
         )
         if not number:
-            self._end_lease(session, leased.lease)
+            self._end_lease(session, chosen.lease)
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
-        unleased = keys[:end] if end > base + leased.chunks else keys[:0]
         self._connections.use(connection, session)
         size = chunks * layout.extents * layout.extent_bytes
-        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, base, unleased, size)
+        self._offered[number] = _Offered(
+            puller.number, pull.pull, ticket, session, chosen.lease, chosen.base, chosen.unleased, size
+        )
         connection.peer.offers += 1
         connection.peer.offered_bytes += size
         connection.offered[pull.pull] = number
@@ -392,7 +423,7 @@ class Offers:
             self._parts.add_offer(number, connection.name, offered, checks)
         if self._near is not None:
             self._near.add_offer(number, columns)
-        return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
+        return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks, chosen.present)
 
     @property
     def _has_thread_for_saves(self) -> bool:
@@ -438,7 +469,7 @@ class Offers:
         if offered.base + leased.chunks == len(offered.unleased):
             offered.unleased = offered.unleased[:0]
 
-    async def _drive(self, parts: Parts[m.Leased]) -> m.Leased:
+    async def _drive(self, parts: Parts[Answer]) -> Answer:
         """The answer to a request that is served in parts; other work goes on between them."""
         while True:
             while wait_s := self._share.wait_s:
@@ -447,8 +478,8 @@ class Offers:
                 with self._share.used():
                     awaited = next(parts)
             except StopIteration as end:
-                leased: m.Leased = end.value
-                return leased
+                answer: Answer = end.value
+                return answer
             await (asyncio.sleep(0) if awaited is None else awaited)
 
     def _served(self, number: int, pull: int) -> None:
@@ -481,3 +512,21 @@ class Offers:
             self._pool.leases.release(session, lease)
         except KVPoolError as error:
             log.warning("a lease for another node was not released, and ends with its session: %s", error)
+
+
+def _offer_of_none(pull: r.Pull, present: bytes = b"") -> r.Offer:
+    """An offer that holds nothing. `present`: of the keys that were looked at."""
+    return r.Offer(pull.pull, 0, b"", 0, "", b"", present)
+
+
+def _chosen_alone(leased: m.Leased, left_out: Sequence[int]) -> _Chosen:
+    """What is offered of chunks that are each alone: those that are leased, but for what this node is itself pulling."""
+    rows = [row for row, level in enumerate(leased.tiers) if level not in (m.NO_LEVEL, Level.PEER)]
+    present = bytearray([r.ABSENT]) * len(leased.tiers)
+    for row in rows:
+        present[row] = r.HELD
+    for row in left_out:
+        present[row] = r.LATER
+    offsets, slots, generations = map(u64_of, (leased.offsets, leased.slots, leased.generations))
+    columns = [pack_u64([column[row] for row in rows]) for column in (offsets, slots, generations)]
+    return _Chosen(leased.lease, (columns[0], columns[1], columns[2]), present=bytes(present))

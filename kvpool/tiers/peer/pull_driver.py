@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.config.peer_options import PeerConfig
@@ -142,7 +143,13 @@ class PullDriver:
         fault = ""
         try:
             while pull.left:
+                wanted = len(pull.wanted)
                 fault = await self._bring_part(pull)
+                # No chunk alone takes others along: the node is asked for those that it has not been asked for, or has later.
+                if pull.are_alone and 0 < len(pull.wanted) < wanted:
+                    fault = ""
+                elif not pull.wanted:
+                    fault = fault or "gone"
                 is_busy = fault in BUSY
                 if fault and not self._turn_to_next(pull, may_come_back=is_busy) and not (is_busy and pull.left):
                     break
@@ -197,9 +204,11 @@ class PullDriver:
 
     def _is_late(self, pull: Pull) -> bool:
         """Whether a pull has waited too long for its turn, or its chunks come too slowly. Its time for these begins with its
-        first turn, and anew with each part that has come."""
-        if pull.clocked != pull.first and not (pull.clocked < 0 and pull.deadline.has_passed()):
-            pull.clocked, pull.busy = pull.first, None
+        first turn, and anew whenever chunks have come, or are known to be absent at its node."""
+        left, absent = pull.clocked
+        is_further = pull.left != left or len(pull.absent) > absent
+        if is_further and not (left < 0 and pull.deadline.has_passed()):
+            pull.clocked, pull.busy = (pull.left, len(pull.absent)), None
             timeout_s = self._timeout_s(pull)
             pull.deadline = Deadline(self._config.answer_timeout + timeout_s, self._clock)
         return pull.deadline.has_passed()
@@ -213,9 +222,10 @@ class PullDriver:
         record, left_s = self._nodes.of(pull.node), max(0.001, pull.deadline.remaining_s())
         timeout_s = min(left_s, self._timeout_s(pull))
         answer_s = min(left_s, self._config.answer_timeout)
-        request = self._request_of(pull, link, int((answer_s + timeout_s) * 1000))
+        wanted = pull.wanted
+        request = self._request_of(pull, wanted, link, int((answer_s + timeout_s) * 1000))
         fault, asked_ns = "", self._clock.now_ns()
-        any(transport.expect(pull.node, link, len(pull.moves.keys[pull.wanted])) for transport in self._transports)
+        any(transport.expect(pull.node, link, len(wanted)) for transport in self._transports)
         try:
             offer: r.Offer = await self._asking.ask_node(
                 link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
@@ -234,7 +244,8 @@ class PullDriver:
         record.pace.note_answer((begun_ns - asked_ns) / NS_PER_S)
         if fault:
             return fault
-        part = Part(offer.chunks, begun_ns, False, asyncio.get_running_loop().create_future())
+        offered = self._offered_of(pull, wanted, offer)
+        part = Part(offered, begun_ns, False, asyncio.get_running_loop().create_future())
         try:
             fault = await self._take_offer(pull, part, link, offer, timeout_s=timeout_s)
             if not fault:
@@ -244,25 +255,42 @@ class PullDriver:
         finally:
             self._end_part(pull, part, link, offer.pull, permit=permit)
 
-    def _request_of(self, pull: Pull, link: PeerLink, deadline_ms: int) -> Callable[[], r.Pull]:
+    def _request_of(self, pull: Pull, wanted: Sequence[int], link: PeerLink, deadline_ms: int) -> Callable[[], r.Pull]:
         # A chain is named from its beginning, chunks without a parent by themselves.
-        before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
-        wanted = pull.moves.keys[pull.wanted]
-        most = len(wanted) if pull.layout.is_chained else r.pulled_chunks_max(pull.layout)
-        keys = KeyColumn.of([*before, *wanted[:most]]).packed
-        model, layout = pull.namespace.model, list(pull.layout.to_wire())
-        return lambda: r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)
+        is_chain = pull.layout.is_chained and not pull.are_alone
+        before = [*pull.before, *pull.moves.keys[: pull.first]] if is_chain else []
+        most = len(wanted) if is_chain or pull.are_alone else r.pulled_chunks_max(pull.layout)
+        keys = KeyColumn.of([*before, *[pull.moves.keys[chunk] for chunk in wanted[:most]]]).packed
+        model, layout, are_alone = pull.namespace.model, list(pull.layout.to_wire()), pull.are_alone
+        return lambda: r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms, are_alone)
+
+    def _offered_of(self, pull: Pull, wanted: Sequence[int], offer: r.Offer) -> Sequence[int]:
+        """Which of the chunks that a node was asked for it offers. Those alone that it does not have are noted as absent."""
+        if not pull.are_alone:
+            return wanted[: offer.chunks]
+        looked_at = wanted[: len(offer.present)] if offer.present else wanted
+        states = zip_longest(looked_at, offer.present, fillvalue=r.ABSENT)
+        absent = [chunk for chunk, state in states if state == r.ABSENT]
+        for chunk in absent:
+            self._decline(pull, chunk)
+        pull.absent.update(absent)
+        return [chunk for chunk, state in zip(wanted, offer.present, strict=False) if state == r.HELD]
 
     async def _take_offer(self, pull: Pull, part: Part, link: PeerLink, offer: r.Offer, *, timeout_s: float) -> str:
         """Begin to receive what is offered. Why that is not; empty: it is."""
         address = stream_of(link.member.endpoint, offer.address)
+        if not offer.chunks and r.LATER in offer.present:
+            self.counts["busy"] += 1
+            self._fail(pull, f"has no room to offer any of {offer.present.count(r.LATER)} chunks now")
+            return "busy"
         if not offer.chunks:
             self.counts["empty"] += 1
             if pull.is_named:
                 self._misses.note_miss(pull.node, pull.moves.keys[pull.first])
             else:
                 self._defer(pull, "", f"had none of {pull.left} chunks that it had announced")
-            self._decline(pull, pull.first)
+            if not pull.are_alone:
+                self._decline(pull, pull.first)
             return "gone"
         if self._config.encrypt and not (address and address.is_encrypted):
             text = "would send chunks unencrypted: peer.encrypt is true here, not there"
@@ -275,7 +303,7 @@ class PullDriver:
             link=link,
             offer=offer,
             address=address,
-            into=Region(*pull.columns(offer.chunks)),
+            into=Region(*pull.columns(part.chunks)),
             extents=pull.layout.extents,
             extent_bytes=pull.layout.extent_bytes,
             stall_s=self._config.stall_timeout,
@@ -361,10 +389,10 @@ class PullDriver:
             part = None if pull is None else pull.part
             if pull is None or part is None:
                 continue
-            outcome, chunk = Outcome(one.ending), pull.first + one.chunk
+            outcome, chunk = Outcome(one.ending), part.chunks[one.chunk]
             is_first_fault, part.fault = not part.fault, part.fault or one.fault
             is_not_there_yet = part.is_coming and one.fault == "late"
-            is_excused = is_not_there_yet or self._was_wrong(pull, one)
+            is_excused = is_not_there_yet or self._was_wrong(pull, chunk, one)
             part.is_broken |= one.fault in BROKEN and not is_excused
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and is_first_fault):
                 self._decline(pull, chunk)
@@ -391,11 +419,11 @@ class PullDriver:
             layout, parent = list(pull.layout.to_wire()), pull.moves.parents[chunk]
             link.report_wrong(r.Wrong(pull.namespace.model, layout, parent, pull.moves.keys[chunk]))
 
-    def _was_wrong(self, pull: Pull, one: ChunkEnd) -> bool:
+    def _was_wrong(self, pull: Pull, chunk: int, one: ChunkEnd) -> bool:
         """Whether a chunk has come with wrong bytes from its node as it has before."""
         if one.fault != "checksum":
             return False
-        key = pull.moves.keys[pull.first + one.chunk]
+        key = pull.moves.keys[chunk]
         is_known = self._wrong.has(pull.node, key)
         self._wrong.note_miss(pull.node, key)
         return is_known

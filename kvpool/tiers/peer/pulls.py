@@ -12,15 +12,15 @@ Loop thread only. Invariants: `left` of a pull counts the chunks that were not r
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.packed_numbers import pack_u64
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder
 
@@ -29,11 +29,12 @@ NO_KEYS = KeyColumn(b"")
 
 @dataclass(slots=True)
 class Part:
-    """Chunks of a pull that a node offers at once: so many, of which `left` have not ended. `received`: the transport and its
-    job, once it has begun at `begun_ns`; `address`: of the stream that the node offers. `is_coming`: chunks are on their way to
-    the node itself. `is_broken`: its path failed. `fault`: why the first chunk that failed did. `over`: all of it has ended."""
+    """Chunks of a pull that a node offers at once, by their numbers; `left` of them have not ended. `received`: the transport
+    and its job, once it has begun at `begun_ns`; `address`: of the stream that the node offers. `is_coming`: chunks are on
+    their way to the node itself. `is_broken`: its path failed. `fault`: why the first chunk that failed did. `over`: all of it
+    has ended."""
 
-    offered: int
+    chunks: Sequence[int]
     begun_ns: int
     is_coming: bool
     over: "asyncio.Future[None]"
@@ -46,7 +47,7 @@ class Part:
     fault: str = ""
 
     def __post_init__(self) -> None:
-        self.left = self.offered
+        self.left = len(self.chunks)
 
     @property
     def is_not_there_yet(self) -> bool:
@@ -58,8 +59,9 @@ class Part:
 class Pull:
     """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it;
     `tried`: those that were asked before. `before`: the keys before its own. `first`: of the chunks that are asked for or
-    received now, the `part`; `clocked`: the one for which the deadline was set. `is_cut`: a chunk of a chain has failed.
-    `is_reported`: of each chunk."""
+    received now, the `part`; `clocked`: how many were left, and how many absent, when the deadline was set. `is_cut`: a chunk
+    of a chain has failed. `is_reported`: of each chunk. Where the chunks `are_alone`, `absent` are those that did not come from
+    the node, and that another one may have."""
 
     job: JobId
     node: str
@@ -69,9 +71,11 @@ class Pull:
     before: KeyColumn = NO_KEYS
     asker: Asker = NOBODY
     is_named: bool = False
+    are_alone: bool = False
+    absent: set[int] = field(default_factory=set)
     first: int = 0
     part: Part | None = None
-    clocked: int = -1
+    clocked: tuple[int, int] = (-1, 0)
     busy: Deadline | None = None  # for which it waits for room at its node
     is_cut: bool = False
     has_failed: bool = False  # at its node, which counts once
@@ -89,16 +93,23 @@ class Pull:
         return self.namespace.layout
 
     @property
-    def wanted(self) -> slice:
-        """The chunks to be asked for next: from `first` on, up to one that has come by another connection."""
-        end = self.is_reported.find(1, self.first)
-        return slice(self.first, len(self.moves) if end < 0 else end)
+    def rest(self) -> list[int]:
+        """The chunks that have not ended."""
+        return [chunk for chunk in range(self.first, len(self.moves)) if not self.is_reported[chunk]]
 
-    def columns(self, chunks: int) -> tuple[bytes, bytes]:
-        """Where the first chunks of the part go: arena offsets and slots, u64."""
-        part = slice(self.first, self.first + chunks)
-        offsets = np.array(self.moves.arena_offsets[part], "<u8")
-        return offsets.tobytes(), np.array(self.moves.arena_slots[part], "<u8").tobytes()
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The chunks to be asked for next: from `first` on, up to one that has come by another connection; or each that is not
+        known to be absent."""
+        if self.are_alone:
+            return [chunk for chunk in self.rest if chunk not in self.absent]
+        end = self.is_reported.find(1, self.first)
+        return range(self.first, len(self.moves) if end < 0 else end)
+
+    def columns(self, chunks: Sequence[int]) -> tuple[bytes, bytes]:
+        """Where these chunks go: arena offsets and slots, u64."""
+        offsets, slots = self.moves.arena_offsets, self.moves.arena_slots
+        return pack_u64([offsets[chunk] for chunk in chunks]), pack_u64([slots[chunk] for chunk in chunks])
 
 
 class Pulls:
@@ -126,7 +137,17 @@ class Pulls:
         """A new pull, of which nothing was asked yet. Behind the deadline no further part is asked for."""
         self._jobs += 1
         run = order.run
-        pull = Pull(JobId(self._jobs), run.node, namespace, moves, deadline, order.before, order.asker, run.is_named)
+        pull = Pull(
+            JobId(self._jobs),
+            run.node,
+            namespace,
+            moves,
+            deadline,
+            order.before,
+            order.asker,
+            run.is_named,
+            order.are_alone,
+        )
         self._by_job[pull.job] = pull
         self._count(pull, pull.left)
         return pull
@@ -136,7 +157,9 @@ class Pulls:
         self._count(pull, -pull.left)
         if not may_come_back:
             pull.tried.add(pull.node)
+            pull.clocked = pull.clocked[0], 0
         pull.node, pull.is_named, pull.has_failed = node, False, False
+        pull.absent.clear()
         self._count(pull, pull.left)
 
     def receive(self, pull: Pull, part: Part, received: tuple[str, int]) -> None:
@@ -165,13 +188,14 @@ class Pulls:
 
     def end_part(self, pull: Pull, part: Part) -> None:
         """All chunks of a part have ended: go on with the first that has not. Those that may be asked for again are, where
-        nothing of the part has failed; else they have failed."""
-        end = pull.first + part.offered
-        for chunk in range(pull.first, end) if part.has_failed else ():
-            if not pull.is_reported[chunk]:
-                self._landings.fail(pull.moves.arena_slots[chunk])
-                self.report(pull, Finished(pull.job, chunk, Outcome.FAILED, part.fault))
-        pull.is_cut = pull.layout.is_chained and part.has_failed
+        nothing of the part has failed; else they have failed. Of chunks alone these are asked of another node."""
+        left = [chunk for chunk in part.chunks if not pull.is_reported[chunk]]
+        if pull.are_alone:
+            pull.absent.update(left)
+        for chunk in left if part.has_failed and not pull.are_alone else ():
+            self._landings.fail(pull.moves.arena_slots[chunk])
+            self.report(pull, Finished(pull.job, chunk, Outcome.FAILED, part.fault))
+        pull.is_cut = pull.layout.is_chained and part.has_failed and not pull.are_alone
         pull.first = pull.is_reported.index(0, pull.first) if pull.left else len(pull.moves)
 
     def report(self, pull: Pull, finished: Finished) -> None:

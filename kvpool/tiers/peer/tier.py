@@ -142,6 +142,10 @@ class PeerTier:
             return RemoteRun(first)
         return RemoteRun(len(keys), node, is_named=True)
 
+    def find_each(self, namespace: Namespace, keys: KeyColumn) -> list[tuple[str, list[int]]]:
+        """See `Remote`."""
+        return [] if self._is_closed else self._spread(namespace, keys, _Silent(self))
+
     def is_silent(self, node: NodeName) -> bool:
         """Whether a node is not asked now: it is not connected, or has failed."""
         link, record = self._link_of(node), self.nodes.find(node)
@@ -154,7 +158,8 @@ class PeerTier:
         """See `Remote`."""
         node, layout = NodeName(order.run.node), namespace.layout
         keys = len(order.before) + len(moves)
-        if self._is_closed or keys > r.keys_max(layout) or (order.before and not layout.is_chained):
+        most = r.keys_max(layout, are_alone=order.are_alone)
+        if self._is_closed or keys > most or (order.before and (order.are_alone or not layout.is_chained)):
             return NOT_STARTED
         if self.is_silent(node):
             return NOT_STARTED
@@ -222,9 +227,7 @@ class PeerTier:
         chunk_bytes = namespace.layout.stored_bytes
 
         def cost_s(node: NodeName, chunks: int) -> float:
-            record = self.nodes.find(node)
-            pace = self._unmeasured if record is None else record.pace
-            return pace.cost_s(self._pulls.bytes_of(node) + chunks * chunk_bytes)
+            return self._cost_s(node, chunks * chunk_bytes)
 
         return choose_run([run for run in runs if not self.nodes.is_deferred(run.node)] or runs, cost_s)
 
@@ -237,10 +240,38 @@ class PeerTier:
 
     def _find_next(self, pull: Pull) -> NodeName | None:
         """The node to be asked for what is left of a pull, after those that were."""
-        keys = KeyColumn.of(pull.moves.keys[pull.first :])
-        asked = {pull.node, *pull.tried}
-        run = self._choose(pull.namespace, keys, 0, _Silent(self, asked))
-        if run is None:
-            return None
-        self.nodes.of(run.node).pulls += 1
-        return run.node
+        silent = _Silent(self, {pull.node, *pull.tried})
+        if pull.are_alone:
+            keys = KeyColumn.of([pull.moves.keys[chunk] for chunk in pull.rest])
+            node = next((NodeName(name) for name, _ in self._spread(pull.namespace, keys, silent)), None)
+        else:
+            run = self._choose(pull.namespace, KeyColumn.of(pull.moves.keys[pull.first :]), 0, silent)
+            node = None if run is None else run.node
+        if node is not None:
+            self.nodes.of(node).pulls += 1
+        return node
+
+    def _spread(self, namespace: Namespace, keys: KeyColumn, avoid: Container[NodeName]) -> list[tuple[str, list[int]]]:
+        """Which nodes are asked for which of these chunks, each alone: of those that have a chunk the one that has most of them
+        all; of equals the one from which these come first. Nodes that have brought less than they seemed to have come last."""
+        by_node = self._chunks.keys_by_node(keys, avoid, namespace=namespace.id, now_ns=self._clock.now_ns())
+        size = namespace.layout.stored_bytes
+
+        def place(node: NodeName) -> tuple[bool, int, float]:
+            count = len(by_node[node])
+            return self.nodes.is_deferred(node), -count, self._cost_s(node, count * size)
+
+        spread: list[tuple[str, list[int]]] = []
+        left = set(range(len(keys)))
+        for node in sorted(by_node, key=place):
+            taken = [number for number in by_node[node] if number in left]
+            if taken:
+                spread.append((node, taken))
+                left.difference_update(taken)
+        return spread
+
+    def _cost_s(self, node: NodeName, size: int) -> float:
+        """How long so many bytes more of a node take."""
+        record = self.nodes.find(node)
+        pace = self._unmeasured if record is None else record.pace
+        return pace.cost_s(self._pulls.bytes_of(node) + size)

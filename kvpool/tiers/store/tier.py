@@ -196,6 +196,14 @@ class StoreTier:
         """See `Remote`."""
         return RemoteRun(first)
 
+    def find_each(self, namespace: Namespace, keys: KeyColumn) -> list[tuple[str, list[int]]]:
+        """See `Remote`."""
+        if not self.is_usable or not self._transfers.fits(self._form_of(namespace)):
+            return []
+        now_ns = self._clock.now_ns()
+        known = [number for number, key in enumerate(keys) if self._presence.of(key, now_ns)]
+        return [("", known)] if known else []
+
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:  # noqa: ARG002 - objects have no order
         """See `Remote`."""
         permit = self._breaker.ask_permit() if self.is_usable and self._fetches < FETCHES_MAX else None

@@ -102,6 +102,49 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.is_sound());
 }
 
+TEST(of_chunks_alone_each_is_promoted_for_itself_and_takes_no_other_along) {
+  Tiers tiers(4, 16);
+  Directory& memory = tiers.memory.directory;
+  const NamespaceId owner = tiers.memory.owner;
+  for (const uint64_t id : range(1, 3)) {
+    EXPECT(tiers.memory.store({id}) == 1);
+    EXPECT(tiers.demote() == 1);
+  }
+  EXPECT(tiers.memory.store({11}) == 1 && tiers.memory.store({12}) == 1 && tiers.memory.store({13}) == 1 && tiers.memory.store({2}) == 1);
+  const std::vector<uint32_t> named{0, 1, 2, 3};
+  const std::vector<uint8_t> keys = pack({1, 9, 2, 3});
+  const std::vector<HeldSet> below = tiers.files.hold_each(std::vector{SetPart{owner, keys, named}}, {});
+  EXPECT(below.size() == 1 && below[0].places == std::vector<uint32_t>({0, 2, 3}));
+  const Reservation made = memory.promotions().promote(owner, tiers.memory.small, std::nullopt, keys.data(), 4, ++tiers.memory.now, {}, true);
+  const auto is = [&made](size_t index, SaveState state) { return made.states[index] == static_cast<uint8_t>(state); };
+  EXPECT(is(0, SaveState::RESERVED) && is(1, SaveState::NO_PARENT) && is(2, SaveState::PRESENT) && is(3, SaveState::RESERVED));
+  EXPECT(made.generations[1] == 0 && made.generations[2] != 0 && made.offsets[0] != made.offsets[3]);
+  EXPECT(memory.columns({made.id})->levels == std::vector<uint8_t>({2, 1, 2}));
+  EXPECT(tiers.is_sound());
+  EXPECT(memory.promotions().fail_landing(key_of(1), made.generations[0], LoadFault::PATH).removed == 0);
+  EXPECT(memory.promotions().landed(key_of(3), made.generations[3]));
+  EXPECT(tiers.memory.lookup({3}) == 1 && tiers.memory.lookup({2}) == 1);
+  EXPECT(memory.release(made.id, ++tiers.memory.now) && tiers.files.release(below[0].hold, tiers.memory.now));
+  EXPECT(memory.stats().holds == 0 && memory.stats().held == 0 && memory.stats().promoting == 0 && tiers.is_sound());
+}
+
+TEST(what_finds_no_room_of_chunks_alone_is_declined_and_the_others_are_promoted) {
+  Tiers tiers(2, 16);
+  Directory& memory = tiers.memory.directory;
+  for (const uint64_t id : range(1, 3)) {
+    EXPECT(tiers.memory.store({id}) == 1);
+    EXPECT(tiers.demote() == 1);
+  }
+  const Hold held = tiers.memory.acquire({3});
+  const std::vector<uint8_t> keys = pack({1, 2, 3});
+  const Reservation made =
+      memory.promotions().promote(tiers.memory.owner, tiers.memory.small, std::nullopt, keys.data(), 3, ++tiers.memory.now, {}, true);
+  EXPECT(made.states[0] == static_cast<uint8_t>(SaveState::RESERVED) && made.states[1] == static_cast<uint8_t>(SaveState::FULL) &&
+         made.states[2] == static_cast<uint8_t>(SaveState::PRESENT));
+  EXPECT(memory.promotions().landed(key_of(1), made.generations[0]));
+  EXPECT(memory.release(made.id, ++tiers.memory.now) && memory.release(held.id, tiers.memory.now) && tiers.is_sound());
+}
+
 TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
   Tiers tiers(4, 16);
   Directory& directory = tiers.memory.directory;

@@ -121,3 +121,65 @@ TEST(what_may_be_elsewhere_is_too_much_or_not_allowed_is_left_to_others) {
   EXPECT(!bounded.lease({1, 2}));
   EXPECT(bounded.pool.is_sound());
 }
+
+TEST(parts_of_a_set_are_held_each_and_joined_to_one_hold_on_each_rank_in_the_order_of_their_places) {
+  for (const bool is_last_newest : {false, true}) {
+    Pool pool(16 * CHUNK);
+    Directory& directory = pool.directory;
+    const NamespaceId other = directory.add_namespace();
+    const HolderId holder(5);
+    for (const uint64_t id : range(1, 6)) {
+      pool.store({id});
+      const Reservation made = directory.reserve(other, pool.small, std::nullopt, pack({100 + id}).data(), 1, ++pool.now);
+      static_cast<void>(pool.commit(made, 0, 1));
+      directory.end_reservation(made.id, ++pool.now);
+    }
+    // The keys of the set, by place: 4, 77 (nowhere), 2, 6, 1; on the other rank 2 is not there.
+    const std::vector<uint8_t> keys = pack({4, 77, 2}), others = pack({104, 177, 199}), later = pack({6, 1}), others_later = pack({106, 101});
+    const std::vector<uint32_t> first = places({0, 1, 2}), rest = places({3, 4});
+    const auto early = directory.hold_each(std::vector{SetPart{pool.owner, later, rest}, SetPart{other, others_later, rest}}, holder, ++pool.now);
+    const auto late = directory.hold_each(std::vector{SetPart{pool.owner, keys, first}, SetPart{other, others, first}}, holder, ++pool.now);
+    EXPECT(late[0].places == places({0, 2}) && late[1].places == places({0}) && early[0].places == rest && early[1].places == rest);
+    EXPECT(directory.stats().held == 7 && pool.is_sound());
+    EXPECT(directory.drop(key_of(106), directory.place_of(key_of(106))->generation) == 1);
+    const std::vector<std::vector<HeldSet>> ranks{{early[0], late[0]}, {early[1], late[1]}};
+    const JoinedSet joined = directory.join_sets(ranks, 5, is_last_newest, ++pool.now);
+    EXPECT(joined.places == (is_last_newest ? places({0, 4}) : places({4, 0})) && joined.holds.size() == 2);
+    const auto generations = directory.columns({joined.holds[0]})->generations;
+    const size_t of_four = is_last_newest ? 0 : 1;
+    EXPECT(generations.size() == 2 && generations[of_four] == directory.place_of(key_of(4))->generation &&
+           generations[1 - of_four] == directory.place_of(key_of(1))->generation);
+    EXPECT(directory.shares().holder_of(joined.holds[0]) == holder && directory.shares().holder_of(joined.holds[1]) == holder);
+    EXPECT(directory.stats().held == 4 && directory.stats().holds == 2 && pool.is_sound());
+    for (const HoldId hold : joined.holds) {
+      EXPECT(directory.release(hold, ++pool.now));
+    }
+    const JoinedSet nothing = directory.join_sets(std::vector<std::vector<HeldSet>>(2), 5, is_last_newest, ++pool.now);
+    EXPECT(nothing.holds.empty() && nothing.places.empty());
+    EXPECT(directory.stats().held == 0 && directory.stats().zombies == 0 && pool.is_sound());
+  }
+}
+
+TEST(what_a_holder_may_not_protect_of_all_parts_is_left_out_the_last_places_first) {
+  Pool pool(16 * CHUNK);
+  Directory& directory = pool.directory;
+  directory.shares().limit(5.5 / 16);
+  const HolderId holder(5);
+  for (const uint64_t id : range(1, 8)) {
+    pool.store({id});
+  }
+  const std::vector<uint8_t> keys = pack({1, 99, 2, 3}), others = pack({5, 6, 7, 8});
+  const std::vector<uint32_t> named = places({10, 11, 12, 13});
+  const auto parts = std::vector{SetPart{pool.owner, keys, named}, SetPart{pool.owner, others, named}};
+  const auto held = directory.hold_each(parts, holder, ++pool.now);
+  EXPECT(held[0].places == places({10, 12}) && held[1].places == places({10, 11, 12}));
+  EXPECT(directory.stats().held == 5 && pool.is_sound());
+  const auto again = directory.hold_each(parts, holder, ++pool.now);  // what it protects anyway costs nothing
+  EXPECT(again[0].places == held[0].places && again[1].places == held[1].places);
+  const auto unbounded = directory.hold_each(parts, {}, ++pool.now);
+  EXPECT(unbounded[0].places == places({10, 12, 13}) && unbounded[1].places == named);
+  for (const auto& of : {held, again, unbounded}) {
+    EXPECT(directory.release(of[0].hold, ++pool.now) && directory.release(of[1].hold, ++pool.now));
+  }
+  EXPECT(directory.stats().held == 0 && pool.is_sound());
+}

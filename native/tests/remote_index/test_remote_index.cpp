@@ -331,6 +331,28 @@ TEST(runs_are_by_owner_and_the_longest_stands_first) {
   EXPECT(table.index.runs(keys.data(), 100) == Runs{{one, 10}});
 }
 
+TEST(which_of_some_keys_each_owner_has_is_answered_whatever_lies_between_them) {
+  RemoteTable table(256);
+  const RemoteOwner one = *table.index.add_owner();
+  const RemoteOwner other = *table.index.add_owner();
+  const RemoteOwner third = *table.index.add_owner();
+  const auto keys = keys_between(0, 40);
+  table.index.insert(one, keys.data() + 3 * KEY_BYTES, 2);
+  table.insert(one, remote_key(30));
+  table.insert(other, remote_key(4));
+  table.insert(third, remote_key(5));
+  const auto is = [](const RemoteKeys& found, RemoteOwner owner, const std::vector<uint32_t>& of) {
+    return found.owner == owner && found.keys == of;
+  };
+  std::vector<RemoteKeys> found = table.index.keys_by_owner(keys.data(), 40);
+  EXPECT(found.size() == 3 && is(found[0], one, {3, 4, 30}) && is(found[1], other, {4}) && is(found[2], third, {5}));
+  table.index.retire(third);
+  found = table.index.keys_by_owner(keys.data() + 4 * KEY_BYTES, 2);
+  EXPECT(found.size() == 2 && is(found[0], one, {0}) && is(found[1], other, {0}));
+  EXPECT(table.index.keys_by_owner(keys.data(), 3).empty());
+  EXPECT(table.index.keys_by_owner(nullptr, 0).empty());
+}
+
 TEST(a_recount_in_parts_ends_and_takes_no_memory_for_what_was_never_used) {
   RemoteTable table(1 << 20);
   const RemoteOwner owner = *table.index.add_owner();

@@ -19,6 +19,7 @@ from tests.rigs.layouts import CASES, HYBRID, over
 from tests.rigs.nodes.two_daemons import two_daemons
 from tests.rigs.payload import paged_layers, read_chunk
 from tests.rigs.prompts import Ranks, prompt, store
+from tests.rigs.runs.children import assert_in_child
 from tests.rigs.sets import are_stored, found, load_set, names_of, rows_for, store_set
 from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon
@@ -267,6 +268,29 @@ def test_rows_may_be_addresses_or_blocks_of_a_cache(shared: Shared) -> None:
             into[:] = 0
             assert pool.load_set(lease, into).wait().chunks == 3
         assert np.array_equal(into, rows)
+
+
+def test_keys_whose_blocks_are_left_out_are_neither_read_nor_verified(shared: Shared) -> None:
+    with shared.connect() as pool:
+        names = names_of(1, 2, 9, 3, 4)
+        store_set(pool, names[[0, 1, 3, 4]])
+        rows = rows_for(pool, names)
+        layers = paged_layers(SMALL, 8, 16, "kv_first")
+        cache = pool.register(layers, 16, "kv_first")
+        with pool.acquire_set(names) as lease:
+            assert lease.hold.session is not None
+            offset = int(np.frombuffer(lease.hold.leased.offsets, "<u8")[0])
+            lease.hold.session.arena.view()[offset + 5] ^= 1
+            load = pool.load_set(lease, cache=cache, block_ids=[-1, -1, -1, -1, 2, 3, 4, -1, 6, 7])
+            result = load.wait()
+            assert result.states == ("skipped", "skipped", "absent", "complete", "complete")
+            assert (result.chunks, result.reason, load.chunks_so_far) == (2, "complete", 2)
+            assert all(load.wait_layer(layer) for layer in range(SMALL.layers))
+            skipped = pool.load_set(lease, cache=cache, block_ids=[-1] * 10).wait()
+            assert (skipped.chunks, skipped.reason) == (0, "complete")
+            lease.hold.session.arena.view()[offset + 5] ^= 1
+        assert np.array_equal(read_chunk(layers, "kv_first", [6, 7], SMALL).reshape(-1), rows[4])
+        assert "loads_checksum" not in pool.stats()
 
 
 def test_a_flipped_bit_fails_its_key_alone_and_drops_its_chunk(shared: Shared) -> None:
@@ -726,3 +750,21 @@ def test_a_hundred_sets_leave_nothing_held(start_daemon: Start) -> None:
                 assert load_set(each, names)[1].reason == "complete"
         wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["reservations"] == 0, "nothing is under way")
     assert daemon.problems() == []
+
+
+def test_a_load_that_may_outlive_is_the_parents_alone(shared: Shared) -> None:
+    """A forked child has no thread that copies: it does not wait for one."""
+    with shared.connect() as pool:
+        names = names_of(1, 2)
+        rows = rows_for(pool, names)
+        store_set(pool, names)
+        into = np.zeros_like(rows)
+        with pool.acquire_set(names) as lease:
+
+            def load_in_child() -> bool:
+                result = pool.load_set(lease, into, may_outlive=True).wait()
+                return result.states == ("disconnected",) * 2 and not into.any()
+
+            assert_in_child(load_in_child)
+            assert pool.load_set(lease, into, may_outlive=True).wait().chunks == 2
+        assert np.array_equal(into, rows)

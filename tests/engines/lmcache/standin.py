@@ -106,6 +106,10 @@ class Memory:
 
     raw_data: Raw
     metadata: Meta
+    valid: bool = True
+
+    def is_valid(self) -> bool:
+        return self.valid
 
 
 class L1:

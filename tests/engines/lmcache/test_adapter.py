@@ -5,12 +5,14 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpool.errors import InvalidArgument
-from kvpool_client.lmcache import Settings
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool_client.engines import weights
+from kvpool_client.lmcache import Settings, locks, model_weights
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -137,13 +139,61 @@ def test_a_lookup_without_a_description_finds_what_was_moved_before(daemon: Daem
     assert controller.lookup(keys, None) == [True, True]
 
 
+SERIALIZED = Desc([Shape((700,))], [UINT8])
+
+
 def test_serialized_objects_are_found_by_the_form_that_was_moved(daemon: Daemon, start: Start) -> None:
     """LMCache describes the KV to a lookup, and stores and loads other bytes."""
-    controller, serialized = start(daemon), Desc([Shape((700,))], [UINT8])
+    controller = start(daemon)
     keys = controller.keys(1, 2)
-    controller.store(keys, desc=serialized)
-    assert controller.lookup(keys, ONE_LAYER) == [True, True]
-    assert controller.load(keys, serialized) == [True, True]
+    assert controller.store(keys, desc=SERIALIZED) == 1400
+    assert controller.lookup(keys, None) == [True, True]
+    assert controller.load(keys, SERIALIZED) == [True, True]
+    controller.adapter.submit_unlock(keys)
+    assert controller.lookup(keys) == [False, False]  # of what they were made was not known when they were stored
+    assert controller.load(keys, SERIALIZED) == [False, False]
+    assert controller.store(keys, desc=SERIALIZED) == 1400
+    assert controller.lookup(keys) == [True, True]
+    assert controller.load(keys, SERIALIZED) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "other", [Desc([Shape((2, 1, 8, 64))], [UINT8]), Desc([Shape((1, 2, 8, 64))], [BFLOAT16])], ids=["type", "shape"]
+)
+def test_objects_serialized_from_other_kv_are_other_objects(daemon: Daemon, start: Start, other: Desc) -> None:
+    first, second = start(daemon), start(daemon)
+    keys, others = first.keys(1), first.keys(2)
+    first.lookup(keys)
+    assert first.store(keys, desc=SERIALIZED) == 700
+    assert second.lookup(keys, other) == [False]
+    assert second.store(others, desc=SERIALIZED) in (0, 700)
+    assert second.lookup(keys, other) == [False]
+    assert second.load(keys, SERIALIZED) == [False]
+    assert first.load(keys, SERIALIZED) == [True]
+    # Of two descriptions of one kind it is not known which an object is of.
+    assert second.lookup(others) == [False]
+    assert second.load(others, SERIALIZED) == [False]
+    assert second.store(keys, desc=SERIALIZED) == -1
+    assert second.adapter.report_status()["refused_serde"] > 0
+
+
+@pytest.mark.parametrize("desc", [SERIALIZED, Desc([Shape((2, 1, 8, 64))], [UINT8])], ids=["serde", "fp8"])
+def test_bytes_whose_format_is_not_known_are_refused_without_a_revision(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, desc: Desc
+) -> None:
+    """vLLM calls fp8_e4m3 and fp8_e5m2 torch.uint8."""
+    monkeypatch.setattr(model_weights, "weights_of", lambda *_: "1" * 40)
+    controller = start(daemon, revision="", salt="s")
+    keys = controller.keys(1, 2)
+    assert controller.lookup(keys) == [False, False]
+    assert controller.store(keys, desc=desc) == -1
+    assert controller.lookup(keys, desc) == [False, False]
+    assert controller.load(keys, desc) == [False, False]
+    assert controller.adapter.report_status()["refused_format"] == 6
+    lines = [record for record in caplog.records if "is stored or found" in record.getMessage()]
+    assert len(lines) == 1
+    assert "set revision in adapter_params" in lines[0].getMessage()
+    assert controller.store(keys) == 2 * SIZE
 
 
 def test_objects_without_shapes_of_several_tensors_are_stored(daemon: Daemon, start: Start) -> None:
@@ -172,12 +222,59 @@ def test_two_locks_of_an_object_end_one_by_one(daemon: Daemon, start: Start) -> 
 
 
 def test_a_lock_that_nobody_ends_ends_by_itself(daemon: Daemon, start: Start) -> None:
+    """Without a further call."""
     controller = start(daemon, lock_timeout_s=0.001)
     keys = controller.keys(1, 2)
     controller.store(keys)
     for _ in range(3):
         assert controller.lookup(keys) == [True, True]
-    wait_until(lambda: controller.adapter.submit_unlock([]) is None and _held(daemon) == 0, "the locks are over")
+    wait_until(lambda: _held(daemon) == 0, "the locks are over")
+    wait_until(lambda: controller.adapter.report_status()["locks"] == 0, "and not counted")
+    assert controller.lookup(keys) == [True, True]
+    wait_until(lambda: _held(daemon) == 0, "a later one too")
+
+
+class Held:
+    """A lease; counts its releases."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_an_unlock_that_comes_after_its_lock_ends_no_other_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LOCKS_MAX", 1)
+    held, leases = locks.Locks(3600.0), [Held() for _ in range(4)]
+    held.add_lock(["a", "b"], [leases[0]])  # type: ignore[list-item]
+    held.add_lock(["a"], [leases[1]])  # type: ignore[list-item]  # takes the place of the first
+    assert [lease.released for lease in leases] == [1, 0, 0, 0]
+    held.unlock(["a", "b"])  # the first one's, late
+    assert [lease.released for lease in leases] == [1, 0, 0, 0]
+    held.unlock(["a"])
+    assert [lease.released for lease in leases] == [1, 1, 0, 0]
+    # The unlock of the first never comes: the second one's counts as that, and the third has its own again.
+    held.add_lock(["a"], [leases[2]])  # type: ignore[list-item]
+    held.add_lock(["a"], [leases[3]])  # type: ignore[list-item]
+    held.unlock(["a"])
+    last = Held()
+    held.add_lock(["a"], [last])  # type: ignore[list-item]
+    assert [lease.released for lease in leases] == [1, 1, 1, 1]
+    held.unlock(["a"])
+    assert last.released == 1
+    held.close()
+
+
+def test_late_unlocks_are_remembered_of_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LOCKS_MAX", 1)
+    monkeypatch.setattr(locks, "LATE_MAX", 2)
+    held, leases = locks.Locks(3600.0), [Held() for _ in range(6)]
+    for number, lease in enumerate(leases):
+        held.add_lock([number], [lease])  # type: ignore[list-item]
+    assert len(held._late) == 2
+    held.close()
+    assert all(lease.released == 1 for lease in leases)
 
 
 def test_a_locked_object_outlives_a_full_pool_and_one_that_is_not_is_a_miss(
@@ -303,7 +400,7 @@ def test_a_load_that_is_late_ends_by_its_own_deadline(daemon: Daemon, start: Sta
     controller = start(daemon)
     keys = controller.keys(1, 2)
     controller.store(keys)
-    late = start(daemon, task_timeout_s=0.001)
+    late = start(daemon, timeout_s=0.001, task_timeout_s=0.001)
     held = threading.Event()
     late.adapter._loads.submit("load", held.wait, lambda _: None)
     others = [late.adapter._loads.submit("load", held.wait, lambda _: None) for _ in range(3)]
@@ -313,6 +410,28 @@ def test_a_load_that_is_late_ends_by_its_own_deadline(daemon: Daemon, start: Sta
     held.set()
     assert all(others)
     assert late.ended_load(task, keys, objects) == [False, False]
+    assert late.adapter.report_status()["tiny 2x1x8x64 torch.bfloat16"]["late_load_objects"] == 2
+
+
+def test_a_load_without_progress_is_waited_for_as_long_as_its_task_has(
+    start_daemon: Callable[..., Daemon], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only as long as a round trip may take."""
+    from kvpool_client.verbs.load import Load
+
+    seen, waited = list[float](), Load.wait_watched
+    controller = start(start_daemon(), timeout_s=1.0, task_timeout_s=50.0)
+
+    def watch(load: Load, watched: Any, deadline: Any) -> Any:
+        if watched is not None:
+            seen.append(watched._deadline.remaining_s())
+        return waited(load, watched, deadline)
+
+    monkeypatch.setattr(Load, "wait_watched", watch)
+    keys = controller.keys(1, 2)
+    wait_until(lambda: controller.store(keys) >= 0, "stored")
+    wait_until(lambda: controller.load(keys) == [True, True], "loaded")
+    assert 1.0 < max(seen) <= 50.0
 
 
 def test_more_tasks_than_a_line_takes_end_at_once_without_success(daemon: Daemon, start: Start) -> None:
@@ -378,6 +497,82 @@ def test_memory_that_is_no_memory_of_the_host_fails_its_task(daemon: Daemon, sta
     short[0].raw_data = Raw(short[0].raw_data.view[: SIZE - 1])
     assert controller.store(keys, short) == -1
     assert controller.lookup(keys) == [False, False]
+
+
+def _freed(controller: Controller, objects: list[Memory]) -> int:
+    """LMCache frees objects, and gives their bytes to others."""
+    for memory in objects:
+        memory.valid = False
+        memory.raw_data.view[:] = 0xA5
+    stats = controller.adapter._object_stores.find("tiny", *_only_form(controller)).stats()
+    return int(stats["freed_objects"])
+
+
+def test_what_lmcache_frees_while_its_task_waits_is_neither_stored_nor_written(daemon: Daemon, start: Start) -> None:
+    controller, held = start(daemon), threading.Event()
+    adapter, keys, others = controller.adapter, controller.keys(1, 2), controller.keys(3, 4)
+    controller.store(keys)
+    for line, threads in ((adapter._stores, 1), (adapter._loads, 4)):
+        for _ in range(threads):
+            line.submit("held", held.wait, lambda _: None)
+    saved, targets = controller.filled(others), [controller.l1.allocate() for _ in keys]
+    store = adapter.submit_store_task(others, saved)
+    load = adapter.submit_load_task(keys, targets)
+    _freed(controller, [saved[1], targets[0]])
+    held.set()
+    assert controller.ended_store(store) == -1
+    assert controller.ended_load(load, keys, targets) == [False, False]
+    assert all((memory.raw_data.view == 0xA5).all() for memory in targets)
+    assert controller.lookup(others) == [False, False]
+    assert _freed(controller, []) == 4
+
+
+def test_what_lmcache_frees_while_it_is_copied_is_not_committed(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvpool_client.verbs.save import Save
+
+    controller = start(daemon)
+    keys, copy = controller.keys(1, 2), Save.copy
+    controller.store(controller.keys(9))
+    objects = controller.filled(keys)
+
+    def copy_and_free(save: Save, deadline: Any) -> bool:
+        _freed(controller, objects[1:])  # amid the copy: the pool has other bytes under this key
+        return copy(save, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Save, "copy", copy_and_free)
+        assert controller.store(keys, objects) == -1
+    assert controller.lookup(keys) == [False, False]
+    assert controller.store(keys) == 2 * SIZE
+    assert controller.load(keys) == [True, True]
+    assert daemon.problems() == []
+
+
+def test_a_load_into_memory_that_is_freed_meanwhile_ends(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a slow disk, which the load's watch need not wait for."""
+    from kvpool_client.verbs.load import Load
+
+    controller = start(daemon)
+    keys = controller.keys(1, 2)
+    controller.store(keys)
+    objects = [controller.l1.allocate() for _ in keys]
+    waited, ended = Load.wait_watched, list[bool]()
+
+    def free_and_wait(load: Load, stall: Any, deadline: Any) -> Any:
+        if stall is not None:
+            _freed(controller, objects)
+            ended.append(stall.has_lasted())
+        return waited(load, stall, deadline)
+
+    monkeypatch.setattr(Load, "wait_watched", free_and_wait)
+    task = controller.adapter.submit_load_task(keys, objects)
+    controller._wait(controller.adapter.get_load_event_fd())
+    assert controller.adapter.query_load_result(task).bits == [False, False]
+    assert ended == [True]
 
 
 def test_objects_that_overlap_are_not_loaded_and_a_key_twice_is(daemon: Daemon, start: Start) -> None:
@@ -478,6 +673,37 @@ def test_settings_that_are_wrong_are_named_at_once() -> None:
     assert text.startswith("l2-adapter adapter_params: ")
     assert all(name in text for name in (*wrong, "is no setting, did you mean socket", "expected 0.001..3600"))
     assert Settings.read({"socket": "/run/x.sock"}).task_timeout_s == 10.0
+    with pytest.raises(
+        InvalidArgument, match=r"task_timeout_s is 121, expected 0.001..120"
+    ):  # LMCache frees after 300 s
+        Settings.read({"task_timeout_s": 121})
+
+
+@pytest.mark.parametrize(
+    ("params", "fault"),
+    [
+        ({"socket": "kvpool.sock"}, "socket is 'kvpool.sock', expected an absolute path"),
+        ({"revision": " \t"}, "revision is ' \\t', expected a name, or none"),
+        ({"timeout_s": 11}, "timeout_s is 11, expected no more than task_timeout_s, 10.0"),
+        ({"task_timeout_s": 0.5}, "timeout_s is 1.0, expected no more than task_timeout_s, 0.5"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(params: dict[str, object], fault: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Settings.read(params)
+    assert str(caught.value) == f"l2-adapter adapter_params: {fault}"
+
+
+def test_the_status_has_each_form_and_is_connected_once_a_daemon_answers(daemon: Daemon, start: Start) -> None:
+    controller = start(daemon)
+    assert controller.adapter.report_status()["is_connected"] is False
+    other = Desc([Shape((1, 2, 8, 64))], [BFLOAT16])  # of the same size
+    assert controller.store(controller.keys(1, 2, 3)) == 3 * SIZE
+    assert controller.store(controller.keys(4, object_group_id=1), desc=other) == SIZE
+    status = controller.adapter.report_status()
+    assert status["is_connected"] is True
+    assert status["tiny 2x1x8x64 torch.bfloat16"]["saved_objects"] == 3
+    assert status["tiny 1x2x8x64 torch.bfloat16"]["saved_objects"] == 1
 
 
 def test_a_model_without_an_identity_is_refused_in_one_line_and_counted(
@@ -507,3 +733,113 @@ def test_while_weights_are_read_everything_is_a_miss_and_then_objects_are_shared
     wait_until(lambda: controller.store(keys) == SIZE, "the weights are read")
     other = start(daemon, revision="")
     wait_until(lambda: other.lookup(keys) == [True], "another LMCache has the same weights")
+
+
+@pytest.fixture
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lookup and store looks at the weights again."""
+    monkeypatch.setattr(model_weights, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(model_weights, "RETRY_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_weights_that_are_replaced_are_refused_until_lmcache_starts_again(
+    daemon: Daemon, start: Start, held_weights: HeldWeights
+) -> None:
+    """The engine starts again with them, LMCache does not."""
+    held_weights.release()
+    controller = start(daemon, revision="")
+    controller.model = held_weights.path
+    keys, before = controller.keys(1), held_weights.file.read_bytes()
+    wait_until(lambda: controller.store(keys) == SIZE, "the weights are read")
+    assert controller.lookup(keys) == [True]
+    controller.adapter.submit_unlock(keys)
+    held_weights.file.write_bytes(before + b"tuned")
+    assert controller.lookup(keys) == [False]
+    assert controller.load(keys) == [False]
+    assert controller.store(controller.keys(2)) == -1
+    held_weights.file.write_bytes(before)
+    assert controller.store(controller.keys(2)) == -1
+    assert controller.adapter.report_status()["refused_others"] == 4
+    again = start(daemon, revision="")
+    again.model = controller.model
+    wait_until(lambda: again.lookup(keys) == [True], "the old weights are back, and found by their bytes")
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_commit_of_the_hub_that_moves_is_refused(
+    daemon: Daemon, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = tmp_path / "models--org--m" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("a" * 40)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights, "first_younger", lambda *_: "")
+    controller = start(daemon, revision="")
+    controller.model = "org/m"
+    keys = controller.keys(1)
+    assert controller.store(keys) == SIZE
+    reference.write_text("b" * 40)
+    assert controller.lookup(keys) == [False]
+    assert controller.load(keys) == [False]
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_weights_that_cannot_be_looked_at_for_a_moment_are_looked_at_again(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | Exception] = [OSError("not mounted"), "1" * 40, OSError("not mounted"), "1" * 40]
+
+    def look(*_: object) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(model_weights, "weights_of", look)
+    controller = start(daemon, revision="")
+    keys = controller.keys(1)
+    assert [controller.store(keys) for _ in range(4)] == [-1, SIZE, -1, 0]
+
+
+def test_files_that_do_not_answer_hold_up_no_other_model(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+
+    def look(place: str, *_: object) -> str:
+        if place == "hung":
+            hangs.wait()
+        return "1" * 40
+
+    monkeypatch.setattr(model_weights, "weights_of", look)
+    controller = start(daemon, revision="")
+    keys, hung = controller.keys(1), controller.keys(1, model_name="hung")
+    assert controller.store(keys) == SIZE
+    monkeypatch.setattr(model_weights, "LOOK_WAIT_S", 0.0)
+    try:
+        assert controller.lookup(hung) == [False]
+        assert controller.store(hung) == -1
+        monkeypatch.setattr(model_weights, "LOOK_WAIT_S", 60.0)
+        assert controller.lookup(keys) == [True]
+        assert controller.adapter.report_status()["refused_looking"] == 2
+    finally:
+        hangs.set()
+    wait_until(lambda: controller.store(hung) == SIZE, "the files answer")
+
+
+def test_models_beyond_the_bound_take_the_place_of_refused_ones(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_weights, "MODELS_MAX", 2)
+    monkeypatch.setattr(model_weights, "weights_of", _of_models_that_begin_with_m)
+    controller = start(daemon, revision="")
+    stored = [controller.store(controller.keys(1, model_name=name)) for name in ("x", "m1", "y", "m2", "m3")]
+    assert stored == [-1, SIZE, -1, SIZE, -1]
+    assert controller.adapter.report_status()["refused_models"] == 1
+
+
+def _of_models_that_begin_with_m(place: str, *_: object) -> str:
+    if place[0] != "m":
+        raise LayoutMismatch("nothing identifies them")
+    return "1" * 40

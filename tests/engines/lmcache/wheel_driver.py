@@ -101,7 +101,8 @@ class Driver:
 
 
 def _desc(group: int) -> Any:
-    shapes, dtypes = form_of_group(group)
+    form = form_of_group(group)
+    shapes, dtypes = form.shapes, form.dtypes
     return api.MemoryLayoutDesc(shapes=list(shapes), dtypes=list(dtypes))
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from kvpool_client.lmcache.object_layout import Form
+
 SHAPES = {0: (2, 2, 256, 128), 1: (2, 1, 256, 192)}
 # One rank of one: LMCache's ComputeKVRank.
 RANK = (1 << 24) | (1 << 8)
@@ -11,4 +13,4 @@ RANK = (1 << 24) | (1 << 8)
 
 def form_of_group(group: int) -> Any:
     """The shapes and types of a group's objects."""
-    return (torch.Size(SHAPES[group]),), (torch.bfloat16,)
+    return Form((torch.Size(SHAPES[group]),), (torch.bfloat16,))

@@ -1,13 +1,19 @@
 """The linker without SGLang: what is promised is loaded, and what fails ends as a miss or as an offload that stored nothing."""
 
 import importlib
+import signal
+import sys
+import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvpool.errors import InvalidArgument
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
+from kvpool_client.sglang.part_store import PartStore
 from tests.engines.sglang import linked
 from tests.engines.sglang.linked import LAYERS, PAGE, MHATokenToKVPool, kv, params_of
 from tests.engines.sglang.standin import PoolName, page_keys
@@ -24,14 +30,33 @@ def module() -> Iterator[Any]:
         yield importlib.import_module("kvpool_client.sglang.linker")
 
 
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What SGLang serves: the version of its weights is in it."""
+    serving = SimpleNamespace(weight_version="first")
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_serving = lambda: serving  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    return serving
+
+
 class Rank:
     """One rank: its pool, its linker, and the calls of SGLang's tree."""
 
     def __init__(self, module: Any, socket: str, **extra: Any) -> None:
         self.pool = MHATokenToKVPool(torch)
-        config = {"socket": socket, "revision": "1", "timeout_s": 20.0, **extra}
+        config = {"socket": socket, "revision": "1", "timeout_s": 20.0, "scheduler_timeout_s": 20.0, **extra}
         self.linker = module.KVPoolLinker(SimpleNamespace(model_path="tiny"), params_of(self.pool), extra_config=config)
+        self.wait_connected()
+
+    def wait_connected(self) -> None:
+        """Until its pools are found again, under whatever name."""
         wait_until(lambda: self.linker.counters()["kv.connected"] == 1, "connected")
+
+    def flush_cache(self) -> None:
+        """As SGLang does."""
+        self.linker.reset()
+        self.wait_connected()
 
     def __enter__(self) -> "Rank":
         return self
@@ -121,6 +146,60 @@ def test_a_promise_ends_by_its_time_and_a_load_takes_another(module: Any, daemon
         assert rank.linker.counters()["renewed_loads"] == 1
 
 
+def test_a_call_of_the_schedulers_has_a_short_limit(
+    module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that stands still costs the first call that, and the next ones nothing."""
+    limits: list[float | None] = []
+    call = Session.call
+
+    def noted(session: Session, request: Any, answer: Any, timeout_s: float | None = None, *rest: Any) -> Any:
+        if isinstance(request, m.Acquire):
+            limits.append(timeout_s)
+        return call(session, request, answer, timeout_s, *rest)
+
+    monkeypatch.setattr(Session, "call", noted)
+    with Rank(module, daemon.socket, scheduler_timeout_s=0.5) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        daemon.signal(signal.SIGSTOP)
+        try:
+            assert rank.linker.lookup("b", [kv(keys)]) == []
+            assert rank.linker.lookup("c", [kv(keys)]) == []
+            assert limits == [0.5, 0.5], "no session, no request"
+            assert rank.load("a", keys, range(8, 13)), "promised before"
+            assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))
+        finally:
+            daemon.signal(signal.SIGCONT)
+        rank.wait_connected()
+        assert set(limits) == {0.5}
+
+
+def test_connecting_behind_a_reset_holds_no_call_up(
+    module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys, may_connect, made = page_keys(1, 1), threading.Event(), PartStore
+        monkeypatch.setattr(
+            "kvpool_client.sglang.page_store.PartStore",
+            lambda *given: made(*given) if may_connect.wait() else None,
+        )
+        try:
+            for _ in range(3):
+                rank.linker.reset()
+                assert rank.linker.lookup("a", [kv(keys)]) == []
+                assert rank.linker.offload([kv(keys, rank.slots(range(1)))])
+                wait_until(lambda: rank.linker.num_completed_offloads() == 1, "it has ended")
+                assert not rank.linker.pop_completed_offload()
+        finally:
+            may_connect.set()
+        wait_until(lambda: rank.linker.lookup("b", [kv(keys)]) == [] and rank.linker.counters()["kv.connected"], "back")
+        assert rank.offload(keys, range(1))
+        assert rank.linker.lookup("c", [kv(keys)]) == [1]
+
+
 def test_promises_have_a_bound(module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool_client.sglang.promises.PROMISES_MAX", 2)
     with Rank(module, daemon.socket) as rank:
@@ -191,6 +270,74 @@ def test_a_promised_page_whose_bits_turned_over_fails_the_load(module: Any, daem
     assert daemon.stats()["leases"] == 0
 
 
+@pytest.mark.parametrize("page", [0, PAGES - 1])
+def test_a_promised_page_that_is_not_loaded_decides_nothing(module: Any, daemon: Daemon, page: int) -> None:
+    """The ranks agreed on fewer pages: another page's bits turn over, and it is not even read."""
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        stored = rank.read(range(1, PAGES - 1))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        (lease,) = rank.linker._promises.find("a").pools["kv"].leases
+        lease.hold.session.arena.view()[int(lease.hold.held_rows.offsets[page]) + 7] ^= 1
+        assert rank.load("a", keys[1:-1], range(8, 6 + PAGES))
+        assert _same(rank.read(range(8, 6 + PAGES)), stored)
+        assert "kv.loads_checksum" not in rank.linker.counters()
+
+
+def test_a_page_that_fails_keeps_no_other_from_being_waited_for(module: Any, daemon: Daemon) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        rank.fill(1, range(PAGES))
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        (lease,) = rank.linker._promises.find("a").pools["kv"].leases
+        lease.hold.session.arena.view()[int(lease.hold.held_rows.offsets[2]) + 7] ^= 1
+        assert rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        index = rank.linker.start_layer_wise_loading()
+        counter = rank.linker.layer_done_counter
+        (started,), _ = counter._running[index]
+        asked: list[int] = []
+        wait = started.load.wait_layer
+
+        def noted(layer: int) -> bool:
+            asked.append(layer)
+            return bool(wait(layer))
+
+        started.load.wait_layer = noted
+        counter.set_consumer(index)
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+            assert asked == list(range(2 * (layer + 1))), "its keys and its values"
+            good = [0, 1, 3, 4]
+            for buffer in (rank.pool.k_buffer[layer], rank.pool.v_buffer[layer]):
+                for at in good:
+                    assert torch.equal(buffer[rank.slots(range(8 + at, 9 + at))], buffer[rank.slots(range(at, at + 1))])
+        assert not rank.linker.finish_layer_wise_loading(index)
+
+
+def test_a_wait_that_breaks_fails_its_batch(module: Any, daemon: Daemon) -> None:
+    """Also a batch that does not run, and pages that are named twice, which have one place."""
+    with Rank(module, daemon.socket) as rank:
+        keys = page_keys(1, PAGES)
+        assert not rank.linker.finish_layer_wise_loading(0)
+        assert not rank.linker.finish_layer_wise_loading(-1)
+        assert rank.offload(keys, range(PAGES))
+        assert rank.linker.lookup("a", [kv([*keys, keys[0]])]) == []
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        assert not rank.linker.load("a", [kv([keys[0], keys[0]], rank.slots(range(8, 10)))])
+        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        assert rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        index = rank.linker.start_layer_wise_loading()
+        counter = rank.linker.layer_done_counter
+        (started,), _ = counter._running[index]
+        started.load.wait_layer = None
+        counter.set_consumer(index)
+        counter.wait_until(0)
+        assert not rank.linker.finish_layer_wise_loading(index)
+
+
 def test_offloads_end_in_order_and_always(module: Any, daemon: Daemon) -> None:
     with Rank(module, daemon.socket) as rank:
         late = linked.Event()
@@ -212,6 +359,7 @@ def test_offloads_end_in_order_and_always(module: Any, daemon: Daemon) -> None:
         rank.linker.reset()
         assert rank.linker.num_completed_offloads() == 0
         late.has_come = True
+        rank.wait_connected()
         assert rank.offload(page_keys(4, 1), range(1)), "what was withdrawn is not reported any more"
 
 
@@ -234,21 +382,95 @@ def test_a_full_line_and_a_daemon_that_is_away_store_nothing(
         assert rank.linker.lookup("a", [kv(page_keys(1, 1))]) == []
 
 
-def test_an_update_of_the_weights_finds_nothing_of_the_old_ones(module: Any, daemon: Daemon) -> None:
-    with Rank(module, daemon.socket) as rank:
+def test_behind_a_reset_nothing_is_found_unless_updates_are_named(module: Any, daemon: Daemon) -> None:
+    """A reset may be behind an update that showed nothing: one whose flush was refused, or between begin and end alone."""
+    with Rank(module, daemon.socket) as alone, Rank(module, daemon.socket, updates_are_named=True) as named:
         keys = page_keys(1, PAGES)
-        assert rank.offload(keys, range(PAGES))
-        rank.linker.reset()
-        assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES, "the same weights"
+        assert alone.offload(keys, range(PAGES))
+        alone.flush_cache()
+        assert alone.linker.lookup("a", [kv(keys)]) == []
+        assert alone.offload(keys, range(PAGES))
+        assert alone.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        alone.flush_cache()
+        assert alone.linker.lookup("a", [kv(keys)]) == []
+
+        named.flush_cache()
+        assert named.linker.lookup("a", [kv(keys)])[-1] == PAGES, "the same weights"
 
         def flush_cache_after_weight_update() -> None:
-            rank.linker.reset()
+            named.flush_cache()
 
         flush_cache_after_weight_update()
-        wait_until(lambda: rank.linker.counters()["kv.connected"] == 1, "connected")
-        assert rank.linker.lookup("a", [kv(keys)]) == []
+        assert named.linker.lookup("a", [kv(keys)]) == [], "an update without a version"
+        assert named.offload(keys, range(PAGES))
+        named.flush_cache()
+        assert named.linker.lookup("a", [kv(keys)]) == [], "others may be without, too"
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+@pytest.mark.parametrize("call", ["lookup", "load", "offload"])
+def test_a_version_that_changes_is_seen_in_every_call(
+    module: Any, daemon: Daemon, weights: Any, call: str, *, are_named: bool
+) -> None:
+    """An update that does not flush: KV of the old weights is neither found nor loaded, and the new ones' is this engine's."""
+    with (
+        Rank(module, daemon.socket, updates_are_named=are_named) as rank,
+        Rank(module, daemon.socket, updates_are_named=are_named) as other,
+    ):
+        keys, later = page_keys(1, PAGES), page_keys(2, 1)
         assert rank.offload(keys, range(PAGES))
+        assert other.linker.lookup("o", [kv(keys)])[-1] == PAGES
         assert rank.linker.lookup("a", [kv(keys)])[-1] == PAGES
+        weights.weight_version = "second"
+        if call == "lookup":
+            assert rank.linker.lookup("b", [kv(keys)]) == []
+        elif call == "load":
+            assert not rank.linker.load("a", [kv(keys, rank.slots(range(8, 13)))])
+        else:
+            rank.offload(later, range(1))
+        assert rank.linker.counters()["promises"] == 0
+        rank.wait_connected()
+        assert rank.offload(later, range(1))
+        assert rank.linker.lookup("c", [kv([*later, *keys])]) == [1]
+        weights.weight_version = "first"
+        assert other.linker.lookup("o", [kv(later)]) == [], "computed by who knows which weights"
+        assert other.linker.lookup("o", [kv(keys)])[-1] == PAGES
+
+
+def test_an_offload_under_way_keeps_the_name_it_was_asked_under(module: Any, daemon: Daemon, weights: Any) -> None:
+    with Rank(module, daemon.socket) as rank:
+        keys, late = page_keys(1, 1), linked.Event()
+        late.has_come = False
+        rank.linker.events = [late]
+        assert rank.linker.offload([kv(keys, rank.slots(range(1)))])
+        weights.weight_version = "second"
+        assert rank.linker.lookup("a", [kv(keys)]) == []
+        rank.wait_connected()
+        late.has_come = True
+        wait_until(lambda: rank.linker.num_completed_offloads() == 1, "it has ended")
+        assert not rank.linker.pop_completed_offload()
+        assert rank.linker.lookup("a", [kv(keys)]) == []
+        assert rank.offload(keys, range(1))
+        assert rank.linker.lookup("a", [kv(keys)]) == [1]
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+def test_engines_share_a_version_only_where_versions_are_names(
+    module: Any, daemon: Daemon, weights: Any, are_named: bool
+) -> None:
+    """Two runs both call their first update "1": only their operator knows whether those are the same weights."""
+    keys = page_keys(1, PAGES)
+    for found in ([], list(range(1, PAGES + 1)) if are_named else []):
+        weights.weight_version = "first"
+        with Rank(module, daemon.socket, updates_are_named=are_named) as rank:
+            weights.weight_version = "1"
+            rank.flush_cache()
+            assert rank.linker.lookup("a", [kv(keys)]) == found
+            assert rank.offload(keys, range(PAGES))
+            weights.weight_version = "2"
+            assert rank.linker.lookup("a", [kv(keys)]) == [], "its flush was refused"
+            rank.flush_cache()
+            assert rank.linker.lookup("a", [kv(keys)]) == []
 
 
 def test_two_ranks_answer_for_themselves(module: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +524,14 @@ def test_wrong_settings_are_named_all_at_once(module: Any) -> None:
         module.KVPoolLinker(
             SimpleNamespace(model_path="tiny"),
             params_of(MHATokenToKVPool(torch)),
-            extra_config={"promise_s": 0, "interface_v1": 1, "sockets": "x"},
+            extra_config={"promise_s": 0, "interface_v1": 1, "sockets": "x", "updates_are_named": 1},
         )
     text = str(raised.value)
     assert text.startswith("unified-cache-external-linker-config: ")
-    assert all(word in text for word in ("promise_s is 0, expected 0.1", "interface_v1 is no setting", "sockets is no"))
+    assert all(
+        word in text
+        for word in ("promise_s is 0, expected 0.1", "interface_v1 is no setting", "sockets is no", "expected true")
+    )
 
 
 def test_pages_in_the_lower_tier_are_fetched_up_and_found_next_time(
@@ -322,7 +547,7 @@ def test_pages_in_the_lower_tier_are_fetched_up_and_found_next_time(
         wait_until(lambda: rank.linker.counters()["kv.connected"] == 1, "connected again")
         wait_until(lambda: 2 in rank.linker._stores["kv"].levels(keys, is_counted=False), "on the SSD")
         first = rank.linker.lookup("a", [kv(keys)])
-        assert len(first) < PAGES
+        assert first == list(range(1, len(first) + 1)), "as many as were fetched up meanwhile"
         wait_until(lambda: rank.linker.lookup("a", [kv(keys)]) == [1, 2, 3, 4, 5], "in DRAM")
         assert rank.load("a", keys, range(8, 13))
         assert _same(rank.read(range(8, 13)), rank.read(range(PAGES)))

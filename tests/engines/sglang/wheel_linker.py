@@ -115,7 +115,15 @@ class Engine:
             enable_mamba_extra_buffer=kind == "mamba",  # else its pages have one token
         )
         self.cache = unified_radix_cache.UnifiedRadixCache(params)
-        config = LINKER | {"linker_extra_config": {"socket": socket, "revision": "1", "model": kind}}
+        # The tree forgets by a reset, behind which the weights are the same.
+        extra = {
+            "socket": socket,
+            "revision": "1",
+            "model": kind,
+            "updates_are_named": True,
+            "scheduler_timeout_s": 20.0,
+        }
+        config = LINKER | {"linker_extra_config": extra}
         self.linker = create_unified_cache_linker(
             types.SimpleNamespace(model_path=kind),
             params,

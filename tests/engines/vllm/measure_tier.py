@@ -52,7 +52,6 @@ class Bench:
             "socket": self.daemon.socket,
             "timeout_s": TIMEOUT_S,
             "batch_timeout_s": TIMEOUT_S,
-            "flush_on_reset": False,
         }
 
     def start(self, *tiers: dict[str, object]) -> Engine:
@@ -74,7 +73,7 @@ class Bench:
 def first_token(engine: Engine, ids: list[int], *, keeps_region: bool = False) -> tuple[float, float]:
     """Seconds until the first token of a prompt that is in no cache of the engine but its region: by the clock, and without
     the engine's waits for a processor. Returns when its jobs have ended."""
-    assert engine.ask("forget", of_connector=not keeps_region)["done"]
+    assert engine.ask("forget" if keeps_region else "lose_region")["done"]
     answer = engine.ask("generate", prompts=[ids], tokens=1)
     assert engine.ask("settle")["settled"]
     return float(answer["seconds"]), float(answer["unhindered_seconds"])

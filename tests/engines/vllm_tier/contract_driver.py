@@ -129,8 +129,13 @@ def manager_stores_and_loads(daemon: Daemon) -> dict[str, Any]:
     first, keys = Manager(socket=daemon.socket), keys_of(1, 20)
     first.store(keys)
     first.close()
-    second = Manager(socket=daemon.socket)
-    seen = {"loaded": second.load(keys), "again": second.load(keys), "stats": second.tier.get_stats().reduce()}
+    second = Manager(socket=daemon.socket, locality="REMOTE")
+    seen = {
+        "locality": second.tier.locality.value,
+        "loaded": second.load(keys),
+        "again": second.load(keys),
+        "stats": second.tier.get_stats().reduce(),
+    }
     seen["defined"] = set(seen["stats"]) <= set(type(second.tier).build_metric_definitions({}))
     second.reset()
     seen["after_reset"] = second.load(keys)
@@ -142,9 +147,10 @@ def manager_loses_some(daemon: Daemon) -> dict[str, Any]:
     """Between lookup and load some chunks are dropped: these are computed, and asked for only once."""
     from kvpool_client.engines.flushing import flush_model
 
-    one, keys = Manager(socket=daemon.socket, flush_on_reset=False), keys_of(1, 12)
-    one.store(keys)
-    one.reset()
+    first, keys = Manager(socket=daemon.socket), keys_of(1, 12)
+    first.store(keys)
+    first.close()
+    one = Manager(socket=daemon.socket)
     context = one.request(keys)
     one.lookup(keys, context)
     assert flush_model(daemon.socket, one.tier._jobs._rows.model, 60.0) == ""
@@ -199,7 +205,7 @@ def scheduler_serves_prompts(daemon: Daemon) -> dict[str, Any]:
 
 
 def scheduler_resets(daemon: Daemon) -> dict[str, Any]:
-    """Before and after a reset with jobs open: what was stored before is stale."""
+    """Before and after a reset with jobs open: what was stored before is stale for this engine, and there for others."""
     one, prompt = _engine(daemon), _prompt(1, 12)
     seen = {"cold": one.serve(prompt)}
     one.forget()
@@ -214,17 +220,21 @@ def scheduler_resets(daemon: Daemon) -> dict[str, Any]:
     one.run(running)
     seen["running"] = str(running.status.name)
     one.close()
-    kept = _engine(daemon, flush_on_reset=False)
-    kept.serve(prompt)
-    kept.reset()
-    seen["kept"] = kept.serve(prompt)
-    kept.close()
+    other = _engine(daemon)
+    seen["other"] = other.serve(prompt)
+    other.close()
+    node = _engine(daemon, reset="node")
+    node.reset()
+    node.close()
+    last = _engine(daemon)
+    seen["after_reset_of_node"] = last.serve(prompt)
+    last.close()
     return seen
 
 
 def scheduler_has_a_hot_prompt(daemon: Daemon) -> dict[str, Any]:
     """A prompt that the region serves six times survives two others that fill the pool."""
-    one, hot = _engine(daemon, blocks=256, region_rows=160, flush_on_reset=False), _prompt(1, 20)
+    one, hot = _engine(daemon, blocks=256, region_rows=160), _prompt(1, 20)
     one.serve(hot)
     one.serve(_prompt(2, 20))
     seen: dict[str, Any] = {"region": []}
@@ -232,11 +242,11 @@ def scheduler_has_a_hot_prompt(daemon: Daemon) -> dict[str, Any]:
         one.forget()
         seen["region"].append(one.serve(hot))
     one.serve(_prompt(3, 25))
-    one.reset()
-    seen["found"] = one.serve(hot)
-    one.reset()
-    seen["others"] = one.serve(_prompt(2, 20)) < 20
     one.close()
+    two = _engine(daemon, blocks=256, region_rows=160)
+    seen["found"] = two.serve(hot)
+    seen["others"] = two.serve(_prompt(2, 20)) < 20
+    two.close()
     return seen
 
 
@@ -263,11 +273,10 @@ def scheduler_aborts_and_preempts(daemon: Daemon) -> dict[str, Any]:
 
 
 def scheduler_loses_its_daemon(daemon: Daemon) -> dict[str, Any]:
-    one = _engine(daemon, timeout_s=0.5, flush_on_reset=False)
-    one.serve(_prompt(1, 12), 4)
-    one.reset()
-    one.serve(_prompt(1, 12), 4)
-    one.forget()
+    first = _engine(daemon)
+    first.serve(_prompt(1, 12), 4)
+    first.close()
+    one = _engine(daemon, timeout_s=0.5)
     requests = [one.add(_prompt(number, 12), 4) for number in range(1, 5)]
     one.step()
     daemon.kill()

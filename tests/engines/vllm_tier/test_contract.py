@@ -60,6 +60,7 @@ def _see(version: str, scenario: str) -> dict[str, Any]:
 def test_the_manager_stores_loads_and_resets(version: str) -> None:
     seen = _see(version, "manager_stores_and_loads")
     assert seen == {
+        "locality": "REMOTE",
         "loaded": 20,
         "again": 20,
         "stats": {"vllm:kvpool_tier_loaded_chunks": 20},
@@ -85,9 +86,16 @@ def test_a_second_engine_has_the_prompts_of_the_first(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_reset_makes_stale_what_was_stored_unless_the_operator_keeps_it(version: str) -> None:
+def test_a_reset_makes_stale_what_was_stored_for_its_engine_or_for_all(version: str) -> None:
     seen = _see(version, "scheduler_resets")
-    assert seen == {"cold": 0, "region": 12, "after_reset": 0, "running": "FINISHED_LENGTH_CAPPED", "kept": 12}
+    assert seen == {
+        "cold": 0,
+        "region": 12,
+        "after_reset": 0,
+        "running": "FINISHED_LENGTH_CAPPED",
+        "other": 12,
+        "after_reset_of_node": 0,
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -15,7 +15,6 @@ from kvpool_client.vllm.tier.identity import Engine, identify
 from kvpool_client.vllm.tier.settings import Settings
 from tests.engines.vllm_tier.region import ROW_BYTES, Start, keys_of, spec_of
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.held_weights import HeldWeights
 
 SETTINGS = Settings(socket="/nowhere")
 
@@ -62,12 +61,114 @@ def test_what_changes_a_rows_bytes_parts_engines(other: Any) -> None:
 
 def test_rows_that_do_not_depend_on_parallelism_are_shared_by_all_sizes() -> None:
     sizes = [{"tp_size": size, "world_size": size, "is_parallelism_agnostic": True} for size in (1, 2)]
-    canonical = [_changed(parallel=each, config={"canonical_layout": True}) for each in sizes]
-    assert _named(canonical[0]) == _named(canonical[1])
+    canonical = [
+        _changed(
+            parallel=each,
+            config={"canonical_layout": True, "worker_kv_bytes_per_block": ROW_BYTES // int(each["world_size"])},
+        )
+        for each in sizes
+    ]
+    groups = [
+        _engine_of({"dtype": "fp8", "num_kv_heads": 8 // int(each["world_size"]), "page_size_padded": None})
+        for each in sizes
+    ]
+    assert _named(canonical[0], groups[0]) == _named(canonical[1], groups[1])
+    assert _named(canonical[0], groups[0]) != _named(canonical[0], _engine_of({"dtype": "fp16", "num_kv_heads": 8}))
     plain = [_changed(parallel=each) for each in sizes]
     assert _named(plain[0]) != _named(plain[1])
     one_copy = [_changed(parallel=each, config={"replicated_layout": True}) for each in sizes]
     assert _named(one_copy[0]) == _named(one_copy[1])
+
+
+def _engine_of(*specs: dict[str, Any], caches: dict[str, Any] | None = None, **config: Any) -> Engine:
+    """An engine's configuration, with a group of layers of each spec."""
+    parts: dict[str, Any] = {
+        "model_config": SimpleNamespace(model="/models/tiny", dtype="bfloat16", hf_config=None, seed=0),
+        "cache_config": SimpleNamespace(**{"cache_dtype": "fp8", "num_gpu_blocks": 7, **(caches or {})}),
+        "load_config": SimpleNamespace(load_format="dummy"),
+    }
+    groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(**spec), layer_names=["layers.0"]) for spec in specs]
+    return Engine(SimpleNamespace(**{**parts, **config}), SimpleNamespace(kv_cache_groups=groups))
+
+
+def test_formats_of_layers_and_states_part_engines() -> None:
+    shapes = ((4, 128), (8, 64))
+    by_layer = [{"a": SimpleNamespace(dtype=one), "b": SimpleNamespace(dtype=two)} for one, two in ("12", "21")]
+    specs: list[dict[str, Any]] = [
+        {"dtype": "fp8"},
+        {"dtype": "bfloat16"},
+        {"dtype": "fp8", "kv_quant_mode": 1},
+        {"dtypes": ("float16", "float16"), "shapes": shapes},
+        {"dtypes": ("bfloat16", "float16"), "shapes": shapes},
+        *({"kv_cache_specs": each} for each in by_layer),
+    ]
+    words: list[dict[str, Any]] = [
+        {"cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype_skip_layers": ["1"]},
+        {"kv_cache_dtype_skip_layers": ["2"]},
+        {"mamba_cache_dtype": "float16"},
+        {"mamba_ssm_cache_dtype": "float16"},
+        {"of_a_later_release": 1},
+    ]
+    engines = [_engine_of(spec) for spec in specs] + [_engine_of(specs[0], caches=each) for each in words]
+    assert len({_named(spec_of(), engine) for engine in engines}) == len(engines)
+
+
+def test_sizes_of_caches_part_nothing() -> None:
+    sized = {
+        "num_gpu_blocks": 9,
+        "gpu_memory_utilization": 0.5,
+        "kv_cache_dtype_skip_layers": [],
+        "use_replayssm": False,
+    }
+    assert _named(spec_of(), _engine_of({"dtype": "fp8"})) == _named(
+        spec_of(), _engine_of({"dtype": "fp8"}, caches=sized)
+    )
+
+
+def test_weights_that_may_change_in_place_share_within_one_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _engine_of({"dtype": "fp8"})
+    engines = [
+        _engine_of(weight_transfer_config=SimpleNamespace(backend="nccl")),
+        _engine_of(lora_config=SimpleNamespace()),
+    ]
+    before = [_named(spec_of(), engine) for engine in engines]
+    assert before == [_named(spec_of(), engine) for engine in engines]
+    assert _named(spec_of(), plain) not in before
+    monkeypatch.setattr("kvpool_client.vllm.tier.identity.LIFE", "of another start")
+    assert all(_named(spec_of(), engine) not in before for engine in engines)
+
+
+def test_adapters_are_refused_until_the_operator_answers_for_their_loads_in_place() -> None:
+    with pytest.raises(LayoutMismatch, match=r"reset_prefix_cache\(reset_connector=True\) after each"):
+        _named(spec_of(), _engine_of(lora_config=SimpleNamespace()), revision="")
+
+
+@pytest.mark.parametrize(
+    ("pages", "tokens", "blocks"),
+    [
+        (20001, 16, 16),
+        (99991, 16, 16),
+        (65537, 528, 1),
+        (70001, 1000, 1),
+        (524287, 16, 16),
+        (1, 8192, 1),
+        (1 << 20, 16, 64),
+    ],
+)
+def test_rows_of_any_number_of_pages_have_a_layout(pages: int, tokens: int, blocks: int) -> None:
+    spec = _changed(
+        cache={"blocks_per_chunk": blocks},
+        config={"groups": (SimpleNamespace(group_id=0, tokens_per_block=tokens, layer_names=("layers.0",)),)},
+    )
+    chosen = replace(SETTINGS, revision="1")
+    layout = identify(spec, pages * 4096, Engine(), settings=chosen, environment={}).layout
+    assert layout.chunk_bytes == layout.stored_bytes == pages * 4096
+
+
+def test_rows_that_no_chunk_can_hold_are_refused_with_what_to_set() -> None:
+    with pytest.raises(LayoutMismatch, match="set fewer blocks_per_chunk"):
+        identify(spec_of(), (1 << 32) + 4096, Engine(), settings=replace(SETTINGS, revision="1"), environment={})
 
 
 def _place(directory: Path, content: bytes) -> Any:
@@ -123,6 +224,10 @@ def _engine(**parallel: object) -> Engine:
             _engine(tensor_parallel_size=2, distributed_executor_backend="ray", world_size=2),
             "Ray may place the 2 ranks",
         ),
+        (
+            _engine(tensor_parallel_size=2, distributed_executor_backend="external_launcher", world_size=2),
+            "each of the 2 ranks that a launcher has started has a region of its own",
+        ),
     ],
 )
 def test_ranks_of_other_hosts_are_refused_by_name(engine: Engine, cause: str) -> None:
@@ -153,38 +258,18 @@ def test_an_engine_that_is_refused_misses_and_its_jobs_end(daemon: Daemon, start
     region.jobs.drain()
 
 
-def test_until_the_weights_are_read_everything_misses_and_no_call_waits(
-    daemon: Daemon, start_region: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: 1 << 62)
-    monkeypatch.setattr("kvpool_client.engines.weights.START_WAIT_S", 0.0)
-    weights = HeldWeights(tmp_path / "model", b"1" * 4096)
-    weights.hold()
-    region = start_region(daemon, revision="", spec=spec_of(weights.path))
-    keys = keys_of(1, 3)
-    assert not region.store(keys).is_whole
-    assert region.found(region.begin(keys), keys) == [False] * 3
-    assert region.counts()["refused_requests_reading"] == 2
-    weights.release()
-
-    def is_connected() -> bool:
-        region.begin()
-        return "connected" in repr(region.jobs)
-
-    wait_until(is_connected, "the weights are known")
-    assert region.store(keys).is_whole
-    assert region.load(keys).is_whole
-
-
 def test_wrong_settings_are_named_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        Settings.of({"sockte": "/x", "timeout_s": 0, "queue_jobs": True, "flush_on_reset": "no", "priority": 200})
+        Settings.of(
+            {"sockte": "/x", "timeout_s": 0, "queue_jobs": True, "reset": "all", "locality": 1, "priority": 200}
+        )
     text = str(caught.value)
     for part in (
         "sockte is no setting, did you mean socket",
         "timeout_s is 0, expected 0.001..3600",
         "queue_jobs is True, expected 1..65536",
-        "flush_on_reset is 'no', expected true or false",
+        "reset is 'all', expected 'engine' or 'node'",
+        "locality is 1, expected 'LOCAL' or 'REMOTE'",
         "priority is 200, expected 0..100",
     ):
         assert part in text

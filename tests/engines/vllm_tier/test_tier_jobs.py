@@ -1,10 +1,12 @@
 """The tier's jobs over a real daemon: each ends once, a miss is a miss, and a row that counts as loaded has its own bytes."""
 
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
 
+from kvpool.protocol.blocking import BlockingConnection
 from kvpool_client.engines.flushing import flush_model
 from tests.engines.vllm_tier.region import Region, Start, bytes_of, key_of, keys_of
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
@@ -143,7 +145,7 @@ def test_a_prompt_that_the_region_serves_survives_others_that_fill_the_pool(
 ) -> None:
     """vLLM offers all chunks of each request: a use, though nothing is copied."""
     daemon = start_daemon(dram__capacity="4MiB")
-    region = start_region(daemon, flush_on_reset=False)
+    region = start_region(daemon)
     chunks = 60
     hot, first, second = keys_of(1, chunks // 3), keys_of(2, chunks // 3), keys_of(3, chunks // 2)
     region.store(hot)
@@ -151,7 +153,7 @@ def test_a_prompt_that_the_region_serves_survives_others_that_fill_the_pool(
     for _ in range(5):
         assert region.store(hot).is_whole
     region.store(second)
-    region.jobs.drain()
+    region.settle()
     context = region.begin(hot)
     assert all(region.found(context, hot))
     assert not all(region.found(context, first))
@@ -174,7 +176,9 @@ def test_a_prompt_stored_in_several_jobs_is_evicted_from_its_end_on(start_daemon
     assert found == sorted(found, reverse=True)
 
 
-def test_a_reset_drops_what_was_stored_and_ends_open_jobs(daemon: Daemon, start_region: Start) -> None:
+def test_a_reset_hides_what_was_stored_from_its_engine_alone_and_ends_open_jobs(
+    daemon: Daemon, start_region: Start
+) -> None:
     region, keys = start_region(daemon), keys_of(1, 4)
     assert region.store(keys).is_whole
     old = region.begin(keys)
@@ -186,23 +190,55 @@ def test_a_reset_drops_what_was_stored_and_ends_open_jobs(daemon: Daemon, start_
     assert not region.store(keys, old).is_whole
     assert region.store(keys).is_whole
     assert region.load(keys).is_whole
-    assert start_region(daemon).found(region.begin(), keys) == [False] * 4
+    other = start_region(daemon)
+    assert other.found(other.begin(), keys) == [True] * 4
+    assert other.load(keys).is_whole
+    assert "flushes" not in region.counts()
+
+
+def test_a_reset_of_the_node_drops_what_was_stored_for_all(daemon: Daemon, start_region: Start) -> None:
+    region, keys = start_region(daemon, reset="node"), keys_of(1, 4)
+    other = start_region(daemon)
+    assert region.store(keys).is_whole
+    region.jobs.drain()
+    assert other.found(other.begin(), keys) == [False] * 4
+    assert region.found(region.begin(), keys) == [False] * 4
     assert region.counts()["flushes"] == 1
 
 
-def test_after_a_reset_nothing_old_is_found_even_if_the_daemon_was_away(daemon: Daemon, start_region: Start) -> None:
-    region, keys = start_region(daemon, timeout_s=0.2), keys_of(1, 4)
+def test_a_reset_waits_for_its_flush_no_longer_than_is_left(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    flush = BlockingConnection.flush
+
+    def watched(self: BlockingConnection, *given: Any, timeout_s: float | None = None) -> dict[str, Any]:
+        waits.append(timeout_s)
+        return flush(self, *given, timeout_s=timeout_s)
+
+    monkeypatch.setattr(BlockingConnection, "flush", watched)
+    region = start_region(daemon, reset="node", timeout_s=5.0)
+    region.jobs.drain()
+    assert waits
+    assert all(wait is not None and wait <= 5.0 for wait in waits)
+
+
+@pytest.mark.parametrize(("reset", "failed"), [("engine", 0), ("node", 1)])
+def test_after_a_reset_nothing_old_is_found_even_if_the_daemon_was_away(
+    daemon: Daemon, start_region: Start, reset: str, failed: int
+) -> None:
+    region, keys = start_region(daemon, timeout_s=0.2, reset=reset), keys_of(1, 4)
     region.store(keys)
     daemon.signal(signal.SIGSTOP)
     region.jobs.drain()
     daemon.signal(signal.SIGCONT)
     wait_until(lambda: "connected" in repr(region.jobs), "the tier is connected")
     assert region.found(region.begin(keys), keys) == [False] * 4
-    assert region.counts()["failed_flushes"] == 1
+    assert region.counts().get("failed_flushes", 0) == failed
 
 
 def test_a_reset_withdraws_jobs_that_a_hanging_daemon_delays(daemon: Daemon, start_region: Start) -> None:
-    region, keys = start_region(daemon, timeout_s=0.3, flush_on_reset=False), keys_of(1, 4)
+    region, keys = start_region(daemon, timeout_s=0.3), keys_of(1, 4)
     region.store(keys)
     daemon.signal(signal.SIGSTOP)
     numbers = [region.submit(region.begin(keys), keys, is_load=True) for _ in range(8)]

@@ -29,7 +29,7 @@ KINDS = ("ping", "pull", "keys", "nonsense")
 
 def _request(kind: str, number: int, keys: bytes) -> r.Request:
     if kind == "pull":
-        return r.Pull(number, "test-model", list(SMALL.to_wire()), b"", 0, keys, 60_000)
+        return r.Pull(number, "test-model", list(SMALL.to_wire()), b"", 0, keys, 60_000, False)
     if kind == "keys":
         return r.AskKeys(0)
     return r.Ping() if kind == "ping" else r.Hello(b"none", 1, 1, "", b"", "", b"")

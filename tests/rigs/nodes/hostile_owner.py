@@ -88,7 +88,8 @@ class Liar:
         self.offers += 1
         chunks = len(KeyColumn(pull.keys)) - pull.first
         ticket = self.offers.to_bytes(TICKET_BYTES, "little")
-        answer(self.twist(r.Offer(pull.pull, chunks, ticket, 2, f"tcp://{self.address}:{STREAM_PORT}", b"")))
+        address, present = f"tcp://{self.address}:{STREAM_PORT}", b"\1" * chunks if pull.are_alone else b""
+        answer(self.twist(r.Offer(pull.pull, chunks, ticket, 2, address, b"", present)))
 
     def release(self, puller: Puller, pull: int) -> None:
         """Counts."""

@@ -49,15 +49,16 @@ def identity_of(node: str, life: int = 1, *, domain: bytes = DEFAULT_DOMAIN) -> 
 def pull_of(number: int, chunks: int = 2, deadline_ms: int = r.DEADLINE_MS_MAX) -> r.Pull:
     """A pull of keys that derive from its number; its deadline comes in no test that does not say so."""
     keys = b"".join((number << 16 | at).to_bytes(32, "big") for at in range(chunks))
-    return r.Pull(number, "llama", LAYOUT.to_wire(), b"", 0, keys, deadline_ms)
+    return r.Pull(number, "llama", LAYOUT.to_wire(), b"", 0, keys, deadline_ms, False)
 
 
 def offer_to(pull: r.Pull, chunks: int | None = None) -> r.Offer:
     """An offer of all chunks of a pull, or of so many."""
     count = len(pull.keys) // 32 if chunks is None else chunks
     if not count:
-        return r.Offer(pull.pull, 0, b"", 0, "", b"")
-    return r.Offer(pull.pull, count, TICKET, 2, "tcp://127.0.0.1:9", bytes(4 * LAYOUT.extents * count))
+        return r.Offer(pull.pull, 0, b"", 0, "", b"", b"")
+    present = b"\1" * count if pull.are_alone else b""
+    return r.Offer(pull.pull, count, TICKET, 2, "tcp://127.0.0.1:9", bytes(4 * LAYOUT.extents * count), present)
 
 
 def stage_of(pull: int, rows: int = 2, part: int = 1) -> r.Stage:

@@ -116,6 +116,14 @@ class MemoryRemote:
         is_known = node in [str(number) for number in range(len(self.nodes))]
         return RemoteRun(len(keys), node) if is_known else RemoteRun(first)
 
+    def find_each(self, namespace: Namespace, keys: KeyColumn) -> list[tuple[str, list[int]]]:
+        found: dict[str, list[int]] = {}
+        for number, key in enumerate(keys):
+            having = [str(at) for at, node in enumerate(self.nodes) if key in node.hints]
+            if having:
+                found.setdefault(having[0], []).append(number)
+        return list(found.items())
+
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         if not self.accepts_jobs:
             return NOT_STARTED

@@ -118,7 +118,7 @@ class Pair:
         """The order of all chunks of the owner."""
         slots = self.here.node.slots
         checks = self.checks if has_checks else b""
-        offer = r.Offer(PULL, CHUNKS, bytes(32), 1, f"tcp://{HOST}:9", checks)
+        offer = r.Offer(PULL, CHUNKS, bytes(32), 1, f"tcp://{HOST}:9", checks, b"")
         return Order(
             node="owner",
             link=cast(PeerLink, self.link),

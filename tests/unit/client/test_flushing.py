@@ -21,9 +21,9 @@ def test_a_flush_outlasts_a_hold_that_ends(daemon: Daemon, monkeypatch: pytest.M
         flush = BlockingConnection.flush
 
         def flush_then_release(
-            self: BlockingConnection, model: str | None, older_than_s: float | None
+            self: BlockingConnection, model: str | None, older_than_s: float | None, **given: Any
         ) -> dict[str, Any]:
-            report = flush(self, model, older_than_s)
+            report = flush(self, model, older_than_s, **given)
             first.append(report["skipped"])
             lease.release()
             return report

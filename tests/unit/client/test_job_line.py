@@ -17,8 +17,8 @@ JOBS_MAX = 4
 class Ended:
     """Jobs of a line, and with what they ended: a list for each."""
 
-    def __init__(self, guard: FailureGuard) -> None:
-        self.line = JobLine("kvpool-test", guard, jobs_max=JOBS_MAX)
+    def __init__(self, guard: FailureGuard, *, threads: int = 1) -> None:
+        self.line = JobLine("kvpool-test", guard, jobs_max=JOBS_MAX, threads=threads)
         self.ended: dict[object, list[object]] = {}
         self._blocked: list[threading.Event] = []
 
@@ -156,3 +156,52 @@ def test_lines_have_threads_of_their_own(jobs: Ended, guard: FailureGuard) -> No
     assert other.ended == {"load": ["load"]}
     assert jobs.ended["blocks"] == []
     other.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_job_that_was_refused_for_want_of_a_thread_never_runs(
+    guard: FailureGuard, monkeypatch: pytest.MonkeyPatch, threads: int, failure: Exception
+) -> None:
+    jobs, ran = Ended(guard, threads=threads), list[str]()
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name.startswith("kvpool-test"):
+            raise failure
+        start(thread)
+
+    if threads > 1:  # one thread is there, and busy; it would come to the refused job later
+        go_on = jobs.block()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for name in ("first", "second"):
+        assert not jobs.submit(name, lambda: ran.append("refused"))
+    assert [jobs.ended[name] for name in ("first", "second")] == [[None], [None]]
+    monkeypatch.undo()
+    if threads > 1:
+        go_on.set()
+        jobs.line.drain(TIMEOUT_S)
+    for number in range(JOBS_MAX):
+        assert jobs.submit(number)
+    jobs.line.drain(TIMEOUT_S)
+    jobs.close()
+    assert ran == []
+    assert [jobs.ended[name] for name in ("first", "second", *range(JOBS_MAX))] == [
+        [None],
+        [None],
+        *([n] for n in range(JOBS_MAX)),
+    ]
+
+
+def test_a_job_that_a_thread_has_begun_is_not_refused_where_another_thread_fails_to_start(
+    jobs: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        jobs.line._executor._work_queue.get_nowait().run()  # as a thread that has just become free does
+        raise RuntimeError(f"can't start {thread.name}")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert jobs.submit("begun")
+    monkeypatch.undo()
+    jobs.line.drain(TIMEOUT_S)
+    assert jobs.ended == {"begun": ["begun"]}

@@ -52,13 +52,15 @@ def test_one_save_sets_retention_in_both_tiers() -> None:
     assert (tiers.touched, tiers.looks) == ([tiers.keys[0]], 1)
 
 
-def test_a_chunk_without_a_slot_and_its_descendants_are_absent() -> None:
+def test_a_chunk_without_a_slot_is_absent_and_takes_no_other_along() -> None:
     tiers = Tiers()
     assert tiers.save(PRESENT + FULL, [80, 60]) == [ACCEPTED, ABSENT]
     assert tiers.rig.memory.retention(tiers.keys[1]) == (35, 0)
-    assert tiers.save(FULL + PRESENT, [70, 70]) == [ABSENT, ABSENT]
-    assert tiers.rig.memory.retention(tiers.keys[0]) == (80, 0)
-    assert tiers.looks == 1
+    assert tiers.save(FULL + PRESENT, [70, 70]) == [ABSENT, ACCEPTED]
+    assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(80, 0), (70, 0)]
+    assert tiers.save(FULL * 2, [90, 90]) == [ABSENT, ABSENT]
+    assert tiers.save(FULL + PRESENT, [90, KEEP_PRIORITY]) == [ABSENT, ACCEPTED]
+    assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(80, 0), (70, 0)]
 
 
 def test_a_chunk_with_unchanged_retention_keeps_it() -> None:

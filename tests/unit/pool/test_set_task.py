@@ -5,20 +5,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-import pytest
-
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
-from kvpool.ids import KEY_BYTES, ConnectionId, HoldId
+from kvpool.ids import KEY_BYTES, ConnectionId
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.pool import Pool
-from kvpool.pool.readers import set_task
 from kvpool.pool.readers.set_task import SOUGHT_AT_ONCE, SetTask
 from kvpool.protocol.records import messages as m
 from kvpool.states import Level
+from kvpool.tiering.promotions import Wanted
+from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.remote import Asker
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
 from tests.rigs.parts import served
@@ -65,11 +65,13 @@ class Setting:
             sums = ZERO_SUM.to_bytes(4, "little") * SMALL.extents * self.stored
             served(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
 
-    def begin(self, directory: kvpool_native.Directory | None = None, keys: bytes = KEYS) -> SetTask:
+    def begin(
+        self, directory: kvpool_native.Directory | None = None, keys: bytes = KEYS, tiering: Tiering | None = None
+    ) -> SetTask:
         """A task for them."""
         readers = self.pool.chains.readers
         used = directory or self.pool._directory
-        return SetTask(used, self.pool._tiering, self.session, KeyColumn(keys), ending=readers.ending)
+        return SetTask(used, tiering or self.pool._tiering, self.session, KeyColumn(keys), ending=readers.ending)
 
     def drop(self, number: int) -> None:
         """The bytes of a chunk were found bad."""
@@ -98,7 +100,7 @@ def test_the_last_turn_takes_as_many_calls_for_thousands_of_keys_as_for_one() ->
                 assert directory.calls.total() <= PART_CHUNKS
                 directory.calls.clear()
             assert not directory.calls, "the turn that grants looks for nothing"
-            holds, places = task.take_holds()
+            holds, places = task.take_holds(NOW_NS)
             assert directory.calls.total() <= 2
             assert places == list(range(count))[::-1]
             task.release_holds(NOW_NS)
@@ -142,34 +144,33 @@ def test_a_key_that_is_named_twice_is_held_where_it_is_named_first_even_in_anoth
     in_pool(check)
 
 
-class FakeChain:
-    """What looks for one key: it waits while the key is among `blocked`, and then there is nothing."""
+def test_a_request_that_is_given_up_after_its_lease_was_granted_leaves_none() -> None:
+    def check(setting: Setting) -> None:
+        readers = setting.pool.chains.readers
+        parts = setting.pool.chains.acquire(setting.session, m.Acquire(KEYS, set_of=1))
+        while not readers.leases:
+            next(parts)
+        parts.close()
+        assert readers.leases == 0
+        assert readers.find(setting.session, 1) is None
 
-    blocked: set[bytes]
-    tried: list[bytes]
-    chunks = 0
-    holds: tuple[HoldId, ...] = ()
-
-    def __init__(self, _directory: object, _tiering: object, _session: object, keys: KeyColumn, **_: object) -> None:
-        self._key = keys.packed
-
-    def advance(self, now_ns: int) -> Step:
-        """See `ChainHolds`."""
-        assert now_ns == NOW_NS
-        self.tried.append(self._key)
-        return Step.WAIT if self._key in self.blocked else Step.DONE
-
-    def release_holds(self, now_ns: int) -> None:
-        """See `ChainHolds`."""
+    in_pool(check)
 
 
-@pytest.fixture(name="chain")
-def chain_of_one_key(monkeypatch: pytest.MonkeyPatch) -> type[FakeChain]:
-    """Every key is looked for by this."""
-    monkeypatch.setattr(FakeChain, "blocked", set(), raising=False)
-    monkeypatch.setattr(FakeChain, "tried", [], raising=False)
-    monkeypatch.setattr(set_task, "ChainHolds", FakeChain)
-    return FakeChain
+class FakeTiers:
+    """Tiers that have every key that is looked for, and no room for it while it is among `blocked`; else they have lost it."""
+
+    remotes = ()
+
+    def __init__(self, *blocked: bytes) -> None:
+        self.blocked = set(blocked)
+        self.tried: list[bytes] = []
+
+    def bring_each(self, wanted: Wanted, asker: Asker | None) -> set[int]:
+        """See `Tiering`."""
+        assert asker is None
+        self.tried += wanted.keys
+        return {number for number, key in enumerate(wanted.keys) if key in self.blocked}
 
 
 def _until_it_waits(task: SetTask, *, may_wait: bool = True) -> Step:
@@ -178,28 +179,28 @@ def _until_it_waits(task: SetTask, *, may_wait: bool = True) -> Step:
     return step
 
 
-def test_what_waits_is_passed_over_and_tried_again_part_by_part_and_at_last_as_a_whole(chain: type[FakeChain]) -> None:
+def test_what_waits_is_passed_over_and_tried_again_part_by_part_and_at_last_as_a_whole() -> None:
     count = 3 * SOUGHT_AT_ONCE
     keys = [KEYS[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in range(count)]
     blocked = [keys[0], *keys[-2 * SOUGHT_AT_ONCE :]]
-    chain.blocked.update(blocked)
+    tiers = FakeTiers(*blocked)
 
     def check(setting: Setting) -> None:
-        task = setting.begin(keys=b"".join(keys))
+        task = setting.begin(keys=b"".join(keys), tiering=cast("Tiering", tiers))
         assert _until_it_waits(task) is Step.WAIT
-        assert chain.tried == keys, "each once"
-        chain.tried.clear()
+        assert tiers.tried == keys, "each once"
+        tiers.tried.clear()
         assert _until_it_waits(task) is Step.WAIT
-        assert chain.tried == blocked[:SOUGHT_AT_ONCE], "no more than a part, where it finds no room"
-        chain.tried.clear()
-        chain.blocked.remove(blocked[SOUGHT_AT_ONCE])
+        assert tiers.tried == blocked[:SOUGHT_AT_ONCE], "no more than a part, where it finds no room"
+        tiers.tried.clear()
+        tiers.blocked.remove(blocked[SOUGHT_AT_ONCE])
         assert _until_it_waits(task) is Step.WAIT
-        assert chain.tried[:SOUGHT_AT_ONCE] == blocked[SOUGHT_AT_ONCE : 2 * SOUGHT_AT_ONCE], "others than before"
-        assert len(chain.tried) == 2 * SOUGHT_AT_ONCE, "and more where some could be served"
-        chain.tried.clear()
+        assert tiers.tried[:SOUGHT_AT_ONCE] == blocked[SOUGHT_AT_ONCE : 2 * SOUGHT_AT_ONCE], "others than before"
+        assert len(tiers.tried) == 2 * SOUGHT_AT_ONCE, "and more where some could be served"
+        tiers.tried.clear()
         assert _until_it_waits(task, may_wait=False) is Step.DONE
-        assert sorted(chain.tried) == sorted(chain.blocked), "each once more"
-        assert task.take_holds() == ({}, [])
+        assert sorted(tiers.tried) == sorted(tiers.blocked), "each once more"
+        assert task.take_holds(NOW_NS) == ({}, [])
         task.release_holds(NOW_NS)
 
     in_pool(check, stored=0)

@@ -19,7 +19,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.reserve_runs import reserve_chain
+from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve_chain
 from kvpool.states import SaveState
 
 CHAIN = 16384
@@ -79,6 +79,17 @@ class Requests:
         )
         await self._settle()
         self._serve("drop_reservations", chains.end_reservation(session, made.reservation))
+        alone, count = np.random.default_rng(3).bytes(packed_bytes(m.SET_KEYS_MAX)), m.SET_KEYS_MAX
+        runs = pack_runs([ReserveRun(0, RunForm.ALONE, count, None)])
+        made = self._serve("reserve, a set", chains.reserve(session, m.Reserve(runs, alone)))
+        sums = bytes(CHECKSUM_BYTES * count)
+        self._serve("commit, a set", chains.commit(session, m.Commit(made.reservation, sums, b"")))
+        leased = self._serve("acquire, a set", chains.acquire(session, m.Acquire(alone, set_of=1)))
+        if leased.chunks != count:
+            raise KVPoolError(
+                f"{leased.chunks} chunks of the largest set were leased: the measured parts prove nothing"
+            )
+        self._note("drop_leases", lambda: self.pool.leases.release(session, leased.lease))
 
     async def _settle(self) -> None:
         """Run until the journal has recorded all changes."""

@@ -17,6 +17,7 @@ from itertools import chain
 from math import lcm
 
 from kvpool.layouts.groups import FULL, STATE, WINDOW
+from kvpool_client.vllm.identity.cache_facts import specs_of
 from kvpool_client.vllm.identity.state_sections import Section, sections_of
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
@@ -237,7 +238,7 @@ def _kinds_in(table: int, group: CacheGroup, pages: Mapping[str, int]) -> Iterat
         for size in sizes:
             yield KindOfLayers(table, first, tuple(name for name in group.layer_names if pages[name] == size), size)
         return
-    by_layer: Mapping[str, CacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    by_layer = specs_of(group)
     kinds: dict[tuple[object, ...], tuple[CacheSpec, list[str]]] = {}
     for name in group.layer_names:
         spec = by_layer.get(name, group.kv_cache_spec)
@@ -248,8 +249,7 @@ def _kinds_in(table: int, group: CacheGroup, pages: Mapping[str, int]) -> Iterat
 
 def _first_spec(group: CacheGroup) -> CacheSpec:
     """The spec of a group's first layer, which is all that the scheduler is shown."""
-    by_layer: Mapping[str, CacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
-    return next(iter(by_layer.values()), group.kv_cache_spec)
+    return next(iter(specs_of(group).values()))
 
 
 def difference(first: KindOfLayers, other: KindOfLayers) -> str:

@@ -18,7 +18,7 @@ class OwnPrefixes:
     def __init__(self) -> None:
         self.are_old = False
         self._are_none = False
-        self._reset_step = -1
+        self._reset_step = 0  # before the first step there is nothing in it
 
     def __repr__(self) -> str:
         return f"<OwnPrefixes {'of earlier weights, too' if self.are_old else 'of these weights'}>"

@@ -91,7 +91,7 @@ class SchedulerHalf:
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
-        self._renewed = -1  # the last step before it
+        self._renewed = -1  # the last step whose KV is not of it
         self._own_prefixes = OwnPrefixes()
         self._pins = Pins(geometry.ranks.count, self._clock, settings.timeout_s)
         self._sightings = SightingCounts(settings.save_after)
@@ -386,7 +386,8 @@ class SchedulerHalf:
         old ones. So may vLLM's own blocks until it has reset its prefix cache. `changed_after`: the step after which the
         weights were changed; None: the last one. Returns True.
         """
-        self._epoch, self._renewed = new_epoch(), self._step
+        # A reported change counts from where it happened: there may be another one between it and this step.
+        self._epoch, self._renewed = new_epoch(), self._step if changed_after is None else changed_after
         self._own_prefixes.renew(changed_after)
         if self._own_prefixes.are_old:
             remedy = "nothing is saved until reset_prefix_cache succeeds: call it again when no request runs"

@@ -1,7 +1,8 @@
 """Secondary tier for vLLM's tiered offloading, loaded by configuration with nothing patched.
 
-    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config":
-      {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 17179869184, "blocks_per_chunk": 16,
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {
+       "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 17179869184, "blocks_per_chunk": 16,
        "secondary_tiers": [{"type": "KVPoolTier", "module_path": "kvpool_client.vllm.tier"}]}}'
 
 vLLM copies between its devices and a region of host memory; the tier stores and loads rows of that region. `KVPoolTier` is made

@@ -2,15 +2,17 @@
 
 vLLM's keys identify tokens, and nothing else. A tier is handed a few facts of the engine; the rest, weights' formats and
 overrides among them, is in vLLM's configuration, which stands in the frames of those who make the tier. Where it does not (a
-tier made by something else than vLLM's connector) the weights are identified by the model's path or commit alone.
+tier made by something else than vLLM's connector) the weights are identified by the model's path or commit alone, and formats
+by what a tier is handed.
 
 One row has the blocks of all ranks: so the sizes of all parallelism are in the Layout's format, but where vLLM certifies that
-the bytes do not depend on them. Reads configuration and files of the model; the thread that makes the tier.
+the bytes do not depend on them. Nothing reports to a tier that weights have changed in place: where an engine is made for that,
+its chunks are this start's alone. Reads configuration and files of the model; the thread that makes the tier.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -19,8 +21,9 @@ from typing import Any
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch
-from kvpool.layout import Layout
+from kvpool.layout import CHUNK_BYTES_MAX, Layout
 from kvpool_client.engines.weights import Revision, weights_of
+from kvpool_client.vllm.identity.cache_facts import cache_words, spec_words, specs_of
 from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.identity import LIFE, NAME_CHARACTERS_MAX, UNKNOWN, model_name
 from kvpool_client.vllm.ranks.placement import SEVERAL_NODES, check_nodes
@@ -28,7 +31,12 @@ from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.tier.settings import Settings
 
 FORMAT = "vllm-tier-1"
-_HEAD_DIM_MAX = 1 << 16
+_AXIS_MAX = 1 << 16
+# Executors under which a region has not the blocks of all ranks.
+_SPREAD = {
+    "ray": "Ray may place the {} ranks on other hosts, whose rows are not in this host's region",
+    "external_launcher": "each of the {} ranks that a launcher has started has a region of its own, without the others' blocks",
+}
 _SIZES = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
 
 
@@ -76,12 +84,13 @@ def _check_hosts(engine: Engine) -> None:
     """Raises Unserved where other hosts have ranks: the region here has nothing of theirs."""
     parallel = getattr(engine.config, "parallel_config", None)
     check_nodes(parallel)
-    executor, ranks = getattr(parallel, "distributed_executor_backend", None), int(getattr(parallel, "world_size", 1))
-    if str(executor) == "ray" and ranks > 1:
+    executor, ranks = (
+        str(getattr(parallel, "distributed_executor_backend", None)),
+        int(getattr(parallel, "world_size", 1)),
+    )
+    if executor in _SPREAD and ranks > 1:
         raise Unserved(
-            SEVERAL_NODES,
-            f"Ray may place the {ranks} ranks on other hosts, whose rows are not in this host's region",
-            "start vLLM with --distributed-executor-backend mp",
+            SEVERAL_NODES, _SPREAD[executor].format(ranks), "start vLLM with --distributed-executor-backend mp"
         )
 
 
@@ -90,8 +99,16 @@ def _model_of(facts: Any, engine: Engine, settings: Settings, environment: Mappi
     short = settings.model or "/".join(place.rstrip("/").rsplit("/", 2)[-2:])[-NAME_CHARACTERS_MAX:]
     given = {"operator": settings.revision, "dtype": str(facts.model.dtype)}
     if engine.config is not None:
-        # vLLM's keys name adapters, and not their weights: with adapters chunks are this start's alone.
-        given["adapters"] = LIFE if getattr(engine.config, "lora_config", None) is not None else ""
+        # vLLM's keys name adapters, and not their weights.
+        has_adapters = getattr(engine.config, "lora_config", None) is not None
+        if has_adapters and not settings.revision:
+            raise Unserved(
+                UNKNOWN,
+                "an adapter that is loaded again in place (load_inplace) keeps its name and its path, and vLLM its KV",
+                "set the tier's revision, to any word, and call reset_prefix_cache(reset_connector=True) after each such load",
+            )
+        is_trained = getattr(engine.config, "weight_transfer_config", None) is not None
+        given["life"] = LIFE if has_adapters or is_trained else ""
         named = model_name(engine.config, settings.model or (short if settings.revision else ""))
         return short, Revision(given, engine=named.revision)
     weights = settings.revision or ""
@@ -109,11 +126,20 @@ def _model_of(facts: Any, engine: Engine, settings: Settings, environment: Mappi
 def _layout_of(facts: Any, row_bytes: int, engine: Engine) -> Layout:
     """One packed layer of a row's bytes, for the tokens of a chunk of the first group."""
     blocks = int(facts.cache.blocks_per_chunk)
+    if not 0 < row_bytes <= CHUNK_BYTES_MAX:
+        raise LayoutMismatch(
+            f"a row of {blocks} blocks has {row_bytes} bytes, expected at most {CHUNK_BYTES_MAX}: set fewer blocks_per_chunk"
+        )
     tokens = int(facts.groups[0].tokens_per_block) * blocks
     if row_bytes % tokens:
         tokens = 1
     token_bytes = row_bytes // tokens
-    head_dim = gcd(token_bytes, _HEAD_DIM_MAX)
+    head_dim = gcd(token_bytes, _AXIS_MAX)
+    if (
+        token_bytes // head_dim > _AXIS_MAX
+    ):  # rows are whole pages, so a row has fewer pages than a chunk may have tokens
+        token_bytes = head_dim = gcd(row_bytes, _AXIS_MAX)
+        tokens = row_bytes // token_bytes
     return Layout(
         layers=1,
         kv_heads=token_bytes // head_dim,
@@ -141,23 +167,28 @@ def _format_of(facts: Any, engine: Engine) -> str:
         "sizes": "any" if is_alike else [int(getattr(parallel, size, 1)) for size in _SIZES],
         "hash tokens": int(facts.cache.tokens_per_hash),
         "blocks": int(facts.cache.blocks_per_chunk),
-        "block bytes": int(facts.worker_kv_bytes_per_block),
+        "block bytes": 0 if is_alike else int(facts.worker_kv_bytes_per_block),  # a rank's
         "groups": [
             [int(group.group_id), int(group.tokens_per_block), list(group.layer_names)] for group in facts.groups
         ],
-        "forms": _forms_of(engine),
+        "forms": _forms_of(engine, 1 if is_alike else None),
+        "caches": cache_words(getattr(engine.config, "cache_config", None)),
+        "specs": [spec_words(group, is_of_model=is_alike) for group in _groups_of(engine)],
     }
     digest = kvpool_native.blake3(json.dumps(words, sort_keys=True).encode()).hex()
     return f"{FORMAT} {facts.model.dtype} {layout} {digest}"
 
 
-def _forms_of(engine: Engine) -> list[str]:
-    """The order of bytes inside the blocks of each kind: CPUs pack K for their instruction set, backends choose their own."""
+def _forms_of(engine: Engine, heads: int | None) -> list[str]:
+    """The order of bytes inside the blocks of each kind, which are a rank's or of so many heads: CPUs pack K for their
+    instruction set, backends choose their own."""
     if engine.config is None:
         return []
-    specs: list[Any] = []
-    for group in getattr(engine.caches, "kv_cache_groups", ()):
-        by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-        specs += by_layer.values() if by_layer else [group.kv_cache_spec]
-    forms = {engine_form(engine.config, spec) for spec in specs or [None]}
+    specs: list[Any] = [spec for group in _groups_of(engine) for spec in specs_of(group).values()]
+    forms = {engine_form(engine.config, spec, heads) for spec in specs or [None]}
     return sorted(forms)
+
+
+def _groups_of(engine: Engine) -> Sequence[Any]:
+    """vLLM's groups of layers, with their specs."""
+    return getattr(engine.caches, "kv_cache_groups", ())

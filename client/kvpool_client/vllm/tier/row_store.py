@@ -1,8 +1,9 @@
 """Row store: finds, loads and saves rows of vLLM's host region in kvpool, a job's at a time.
 
 vLLM names what a row has by a key of its own, a hash over everything before it and the number of a group of layers: rows are a
-set of chunks without parents. One request leases rows and one native job loads them, while the next ones are leased; two
-requests save them. What is saved keeps the beginning of a prompt the most recently used, so that eviction begins at its end.
+set of chunks without parents. One request leases rows and one native job loads them, while the next ones are leased; those that
+a lease leaves out are leased again, a few at a time. Two requests save them. What is saved keeps the beginning of a prompt the
+most recently used, so that eviction begins at its end.
 
 Bounded: a job ends within `batch_timeout_s`, and sooner after `give_up`. When a call has returned, nothing reads or writes a
 row. Any thread; the tier calls from a thread for loads and another one for saves. Copies per byte: one, by the Pool's native
@@ -20,6 +21,7 @@ from kvpool.clock import Deadline
 from kvpool.layout import Layout
 from kvpool.states import DRAM, PEER, TokenRange
 from kvpool_client.engines.connection_name import connection_name
+from kvpool_client.engines.lease_size import ASKED_MAX, LeaseSize
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
@@ -28,13 +30,13 @@ from kvpool_client.verbs.results import SaveResult
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
 from kvpool_client.vllm.tier.settings import Settings
 
-# Rows leased in one request, and loaded in one job; the next ones are leased while these are copied.
-LOADS_AT_ONCE = 64
-# Of rows that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
+# Of rows that other nodes have, in one lease: each is pulled alone, and a daemon asks a node for so many without waiting.
 PULLS_AT_ONCE = 12
 SAVES_AT_ONCE = 128
 # Keys that are used again in one request.
 USES_AT_ONCE = 4096
+# States of rows that a lease left out, or that its connection's end took from it.
+_LEFT_OUT = ("absent", "gone", "disconnected")
 Addresses = npt.NDArray[np.int64]
 
 
@@ -67,7 +69,8 @@ class RowStore:
         )
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
-        self._is_giving_up = False  # guarded by _lock
+        self._size = LeaseSize(self._pool, timeout_s=settings.timeout_s)
+        self._giving_up = threading.Event()  # changed under _lock
 
     def __repr__(self) -> str:
         return f"<RowStore {self._pool!r}>"
@@ -86,7 +89,8 @@ class RowStore:
         row is undefined."""
         found = np.full(len(names), "absent", object)
         deadline = Deadline(self._settings.batch_timeout_s)
-        levels = self._pool.probe(names)
+        levels = self._pool.probe(names).copy()
+        asked = np.zeros(len(names), np.int64)
         left = np.flatnonzero(levels > 0)
         chosen, lease = self._lease_next(names, levels, left)
         while lease is not None:
@@ -101,10 +105,16 @@ class RowStore:
                         ahead, following = self._lease_next(names, levels, left)
                     found[chosen] = load.wait(deadline.remaining_s()).states
                     self._end(load)
+                asked[chosen] += 1
+                again = chosen[np.isin(found[chosen], _LEFT_OUT) & (asked[chosen] < ASKED_MAX)]
+                if len(again) and not self._is_over(deadline):
+                    levels[again] = self._size.levels_again(names[again], deadline, self._giving_up)
+                    again = again[levels[again] > 0]
+                left = np.concatenate([left[: len(ahead)], again, left[len(ahead) :]])
                 if self._is_over(deadline):
                     found[left] = "late"
                     break
-                if pulls:
+                if following is None:
                     ahead, following = self._lease_next(names, levels, left)
                 chosen, lease, following = ahead, following, None
             finally:
@@ -146,7 +156,7 @@ class RowStore:
     def give_up(self, *, is_over: bool) -> None:
         """Have running jobs end soon, with what they have done; until it is `over`."""
         with self._lock:
-            self._is_giving_up = not is_over
+            (self._giving_up.clear if is_over else self._giving_up.set)()
             loads = [] if is_over else list(self._loads)
         for load in loads:
             load.cancel()
@@ -163,14 +173,14 @@ class RowStore:
         self, names: Names, levels: npt.NDArray[np.uint8], left: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Lease | None]:
         """Lease the first of what is left, as many as may be leased at once: which they are, and their lease; None for none."""
-        chosen = left[:LOADS_AT_ONCE]
+        chosen = left[: self._size.count]
         chosen = chosen[np.cumsum(levels[chosen] >= PEER) <= PULLS_AT_ONCE]
-        return chosen, self._pool.acquire_set(names[chosen]) if len(chosen) else None
+        return chosen, self._size.acquire_set(names[chosen]) if len(chosen) else None
 
     def _begin(self, load: Load) -> None:
         with self._lock:
             self._loads.add(load)
-            is_late = self._is_giving_up
+            is_late = self._giving_up.is_set()
         if is_late:
             load.cancel()
 
@@ -179,4 +189,4 @@ class RowStore:
             self._loads.discard(load)
 
     def _is_over(self, deadline: Deadline) -> bool:
-        return self._is_giving_up or deadline.has_passed()
+        return self._giving_up.is_set() or deadline.has_passed()

@@ -18,7 +18,8 @@ _TEXTS = {
     "model": (is_model_name, MODEL_EXPECTED),
     "revision": (is_text, "a string"),
     "salt": (is_text, "a string"),
-    "flush_on_reset": (lambda value: isinstance(value, bool), "true or false"),
+    "reset": (lambda value: value in ("engine", "node"), "'engine' or 'node'"),
+    "locality": (lambda value: value in ("LOCAL", "REMOTE"), "'LOCAL' or 'REMOTE'"),
 }
 _NUMBERS: Mapping[str, tuple[float, float]] = {
     "timeout_s": (0.001, 3600.0),
@@ -39,7 +40,8 @@ class Settings:
     `queue_jobs`: jobs of each direction that are open at once; more end without success. `model`: the operator's name for the
     model; where neither a directory nor a commit identifies the weights, this name alone does. `revision`: stands for the
     weights where nothing else does, and parts chunks in any case. `salt`: a tenant's. `priority`: that of chunks without a
-    hint; None: the pool's default. `flush_on_reset`: a reset of vLLM's cache drops the model's chunks.
+    hint; None: the pool's default. `reset`: the scope of a reset of vLLM's cache: "engine": it finds nothing older, "node": the
+    model's chunks are dropped for all besides. `locality`: vLLM's own, by which a request may choose tiers.
     """
 
     socket: str = field(default_factory=find_socket)
@@ -51,7 +53,8 @@ class Settings:
     revision: str = ""
     salt: str = ""
     priority: int | None = None
-    flush_on_reset: bool = True
+    reset: str = "engine"
+    locality: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> "Settings":

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
     OffloadingCounterMetadata,
     OffloadPolicy,
@@ -37,7 +38,9 @@ class KVPoolTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's class is
         **settings: object,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self._jobs = TierJobs(Settings.of(settings), offloading_spec, primary_kv_view, Engine.of_caller())
+        given = Settings.of(settings)
+        self.locality = Locality(given.locality) if given.locality else None
+        self._jobs = TierJobs(given, offloading_spec, primary_kv_view, Engine.of_caller())
         self._guard = self._jobs.guard
 
     def __repr__(self) -> str:
@@ -71,7 +74,7 @@ class KVPoolTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's class is
         self._guard.call("on_request_finished", None, self._jobs.end_request, req_context)
 
     def drain_jobs(self) -> None:
-        """End all jobs, and drop what is stale: vLLM's cache is being reset. Waits."""
+        """End all jobs, and find nothing older from now on: vLLM's cache is being reset. Waits."""
         self._guard.call("drain_jobs", None, self._jobs.drain)
 
     def shutdown(self) -> None:

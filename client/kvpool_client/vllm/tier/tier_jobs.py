@@ -10,11 +10,12 @@ ever. After a reset of vLLM's cache its weights may be others: a new weight epoc
 what requests of the old one computed is not stored.
 
 Invariants: every job that was submitted is finished once; nothing of a job touches the region when it is. The scheduler's
-thread, but for the lines' own.
+thread, but for the lines' own and the one that reads weights, which connects when it has read them. Lock: `_connecting`.
 """
 
 import logging
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ class TierJobs:
         self._settings = settings
         self._guard = FailureGuard(LOG)
         self._tally = Tally()
-        self._reader = WeightsReader(DigestMemory.of_user(os.environ), LOG)
+        connect = partial(self._guard.call, "connect", None, self._connect)
+        self._reader = WeightsReader(DigestMemory.of_user(os.environ), LOG, when_read=connect)
         region = np.asarray(view)  # not kept: vLLM unmaps the region when the tier has shut down
         self._row_count, self._row_bytes, self._base = len(region), region.strides[0], region.ctypes.data
         blocks, groups = int(spec.config.cache.blocks_per_chunk), spec.config.groups
@@ -79,15 +81,18 @@ class TierJobs:
         self._epoch = FIRST_EPOCH
         self._identity: Identity | None = None
         self._refusal = ""
-        self._rows: RowStore | None = None
-        self._is_connecting = False
+        self._connecting = (
+            threading.Lock()
+        )  # held while connecting: by who constructs, or by the thread that has read weights
+        self._is_closed = False
+        self._rows: RowStore | None = None  # made under _connecting
         self._finished: deque[Finished] = deque()  # the lines add, the scheduler's thread takes
         self._loads = JobLine("kvpool-tier-load", self._guard, jobs_max=settings.queue_jobs)
         self._stores = JobLine("kvpool-tier-store", self._guard, jobs_max=settings.queue_jobs)
         try:
             self._identity = identify(spec, self._row_bytes, engine, settings=settings, environment=os.environ)
             self._identity.revision.begin_reading(self._reader)
-            self._rows = self._connect()
+            self._connect()
         except ENGINE_FAILURES as error:
             self._refuse(error)
 
@@ -101,7 +106,6 @@ class TierJobs:
 
     def begin_request(self, context: Any) -> bool:
         """A request has arrived. Returns whether all of its chunks are to be offered: those that are there count as used."""
-        self._connect_later()
         if self._rows is None:
             self._tally.count(f"refused_requests_{self._reason}")
         state = state_of(context, self._epoch)
@@ -183,7 +187,8 @@ class TierJobs:
         return taken
 
     def drain(self) -> None:
-        """End every job, within about `timeout_s`; then drop what a reset of vLLM's cache makes stale. Blocks."""
+        """End every job, and begin an epoch: a reset of vLLM's cache makes stale what is there. Waits about `timeout_s`."""
+        self._epoch = new_epoch()
         deadline = Deadline(self._settings.timeout_s)
         rows = self._rows
         late = partial(rows.give_up, is_over=False) if rows is not None else None
@@ -193,13 +198,13 @@ class TierJobs:
         finally:
             if rows is not None:
                 rows.give_up(is_over=True)
-        if self._settings.flush_on_reset:
-            self._epoch = new_epoch()
-            if rows is not None:
-                failure = flush_model(self._settings.socket, rows.model, self._settings.timeout_s)
-                if failure:
-                    self._guard.miss("flush", failure)
-                self._tally.count("failed_flushes" if failure else "flushes")
+        if self._settings.reset == "node" and rows is not None:
+            failure = "the jobs under way have taken all of timeout_s"
+            if not deadline.has_passed():
+                failure = flush_model(self._settings.socket, rows.model, deadline.remaining_s(), is_bounded=True)
+            if failure:
+                self._guard.miss("flush", failure)
+            self._tally.count("failed_flushes" if failure else "flushes")
 
     def take_counts(self) -> dict[str, int | float] | None:
         """What was counted since the last call; None for nothing."""
@@ -208,13 +213,15 @@ class TierJobs:
 
     def close(self) -> None:
         """End every job, the threads and the connection. Idempotent."""
+        self._is_closed = True
         self._reader.stop()
         if self._rows is not None:
             self._rows.give_up(is_over=False)
         self._loads.close()
         self._stores.close()
-        if self._rows is not None:
-            self._rows.close()
+        with self._connecting:
+            if self._rows is not None:
+                self._rows.close()
 
     @property
     def _reason(self) -> str:
@@ -225,26 +232,18 @@ class TierJobs:
         self._refusal = code_of(error)
         self._guard.warn_once("the engine runs without a pool", str(error))
 
-    def _connect(self) -> RowStore | None:
-        """The rows, once the model has a name; None before, or where they are refused."""
-        assert self._identity is not None
-        try:
-            revision = self._identity.revision.find()
-            if revision is None:
-                return None
-            return RowStore(self._settings, self._identity.name, revision, self._identity.layout)
-        except ENGINE_FAILURES as error:
-            self._refuse(error)
-            return None
-
-    def _connect_later(self) -> None:
-        """Connect on a thread of a line's: a daemon that hangs takes its time."""
-        if self._rows is None and not self._refusal and not self._is_connecting:
-            self._is_connecting = True
-            self._loads.submit("connect", self._connect, self._take_rows)
-
-    def _take_rows(self, rows: RowStore | None) -> None:
-        self._rows, self._is_connecting = rows, False
+    def _connect(self) -> None:
+        """Have rows, once the model has a name; not twice, not where they are refused, and not after the end. Weights that are
+        still being read call it again, on the reader's thread: a daemon that hangs takes its time there."""
+        with self._connecting:
+            if self._identity is None or self._rows is not None or self._refusal or self._is_closed:
+                return
+            try:
+                revision = self._identity.revision.find()
+                if revision is not None:
+                    self._rows = RowStore(self._settings, self._identity.name, revision, self._identity.layout)
+            except ENGINE_FAILURES as error:
+                self._refuse(error)
 
     def _state_of(self, context: Any) -> RequestState:
         """That of a request; a new one where vLLM has not shown it before."""

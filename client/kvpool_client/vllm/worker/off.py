@@ -12,13 +12,13 @@ from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.surface import Tensor
+from kvpool_client.vllm.worker.weight_steps import WeightSteps
 
 
 class AbsentWorker:
     """See the module. `off`: the reason."""
 
     loads_by_layer = saves_by_layer = False
-    weights_step = -1
 
     def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()
@@ -26,6 +26,7 @@ class AbsentWorker:
         self._board = RankSaves()
         self._off = off
         self._plan = NO_PLAN
+        self.weights = WeightSteps()
         self._outcomes: dict[str, LoadOutcome] = {}
         self._finished: set[str] = set()
         self._failed_loads: set[str] = set()
@@ -46,11 +47,12 @@ class AbsentWorker:
 
     def note_new_weights(self) -> None:
         """For the half that may take its place."""
-        self.weights_step = self._plan.step
+        self.weights.note_change()
 
     def begin_step(self, plan: StepPlan) -> None:
         """A step begins: its loads fail."""
         self._plan = plan
+        self.weights.begin_step(plan)
         if plan.board and not self._board.has_attached:
             with contextlib.suppress(OSError):  # without it a reset of vLLM's prefixes fails while others save
                 self._board.attach(plan.board, self._rank)
@@ -109,7 +111,8 @@ class AbsentWorker:
         """The report: why this rank is off, and the outcomes of its orders."""
         loads, self._outcomes = self._outcomes, {}
         ended = self.drain(0.0)
-        return StepReport(self._plan.step, self._failed_step, loads, self._off, ended, weights_step=self.weights_step)
+        step, changed_after = self._plan.step, self.weights.changed_after
+        return StepReport(step, self._failed_step, loads, self._off, ended, weights_step=changed_after)
 
     def close(self) -> None:
         """End what the scheduler's half reads."""

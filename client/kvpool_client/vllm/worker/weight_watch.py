@@ -12,6 +12,7 @@ this process's worker knows. The thread that runs the model.
 import functools
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from kvpool_client.vllm.identity.engine_process import worker_here
@@ -36,7 +37,7 @@ def watch_weights() -> None:
         kind = getattr(sys.modules.get(module), name, None)
         for method in methods:
             function = vars(kind).get(method) if isinstance(kind, type) else None
-            if callable(function) and not hasattr(function, MARK):
+            if isinstance(function, FunctionType) and not hasattr(function, MARK):
                 setattr(kind, method, _watched(function))
 
 

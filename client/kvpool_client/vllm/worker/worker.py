@@ -29,6 +29,7 @@ from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
 from kvpool_client.vllm.worker.fetch import Fetch, failed
 from kvpool_client.vllm.worker.saver import Saver
+from kvpool_client.vllm.worker.weight_steps import WeightSteps
 
 
 class WorkerHalf:
@@ -69,8 +70,7 @@ class WorkerHalf:
         self._trusted: set[int] = set()
         self._seen: set[int] = set()
         self._is_settled = True
-        # The last step before the weights were changed in place; −1: they never were.
-        self.weights_step = -1
+        self.weights = WeightSteps()
         # Whether there is work at each layer of this step.
         self.loads_by_layer = self.saves_by_layer = False
         # Whether this step has no work, and nothing is under way or to be reported: as in most decoding steps.
@@ -121,7 +121,7 @@ class WorkerHalf:
 
     def note_new_weights(self) -> None:
         """The weights have been changed in place: nothing is loaded or saved until a plan is of a later epoch."""
-        self.weights_step = self._plan.step
+        self.weights.note_change()
         for fetch in self._fetches():
             self._guard.call("cancelling a load", None, fetch.cancel)
 
@@ -130,6 +130,7 @@ class WorkerHalf:
         if plan.loads or plan.saves or plan.cancelled:
             return False
         self._plan = plan
+        self.weights.begin_step(plan)
         return True
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -138,6 +139,7 @@ class WorkerHalf:
         self.is_quiet = False
         self._settle_sync()
         self._plan, self._seen, self._is_settled = plan, set(), False
+        self.weights.begin_step(plan)
         board = self._saver.board
         if plan.board and not board.has_attached:
             self._guard.call("attaching to the scheduler's memory", None, board.attach, plan.board, self._rank)
@@ -230,7 +232,8 @@ class WorkerHalf:
     def report(self) -> StepReport:
         """The report of this step for the scheduler's half."""
         if self.is_quiet:
-            return StepReport(self._plan.step, self._failed_step, off=self._off, weights_step=self.weights_step)
+            changed_after = self.weights.changed_after
+            return StepReport(self._plan.step, self._failed_step, off=self._off, weights_step=changed_after)
         self._settle_sync()
         self._saver.poll()
         loads, self._outcomes = self._outcomes, {}
@@ -241,7 +244,7 @@ class WorkerHalf:
             off=self._off,
             ended_saves=self._saver.take_ended(),
             unsaved=self._saver.take_unsaved(),
-            weights_step=self.weights_step,
+            weights_step=self.weights.changed_after,
         )
 
     def drop_saves(self) -> None:
@@ -314,4 +317,4 @@ class WorkerHalf:
         return self._failed_step <= self._plan.acknowledged and self._is_of_these_weights()
 
     def _is_of_these_weights(self) -> bool:
-        return self._plan.renewed >= self.weights_step
+        return self._plan.renewed >= self.weights.changed_after

@@ -107,7 +107,7 @@ class WorkerCalls(TimedCalls):
             self._late, before = None, self._worker
             self._timed(BEGIN, None, lambda begin: begin(), start)
             if before is not None and self._worker is not None:
-                self._worker.weights_step = before.weights_step
+                self._worker.weights = before.weights
             if self._has_memory:
                 self._register_known()
             else:

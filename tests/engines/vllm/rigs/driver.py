@@ -179,6 +179,16 @@ class Driver:
         """Empty the engine's own prefix cache. `of_connector`: its connector's too, as an update of weights does."""
         return {"done": bool(self._llm.reset_prefix_cache(reset_connector=of_connector))}
 
+    def lose_region(self) -> Answer:
+        """Empty the engine's own prefix cache and the region of its tiered offloading: the pool's tier ends its jobs, and
+        stays in its epoch."""
+        tiers: list[Any] = [getattr(tier, "_jobs", None) for tier in self._tier_manager.secondary_tiers]
+        epochs = [(jobs, jobs._epoch) for jobs in tiers if hasattr(jobs, "_epoch")]
+        answer = self.forget(of_connector=True)
+        for jobs, epoch in epochs:
+            jobs._epoch = epoch
+        return answer
+
     def settle(self) -> Answer:
         """Step until the connector has ended what it does for requests that have ended: other engines do so by themselves."""
         engine: Any = self._llm.llm_engine

@@ -178,9 +178,9 @@ def main() -> None:
         "lookahead_token_ids": getattr(event, "lookahead_token_ids", None),
         "wrong_reads": engine.wrong_reads,
     }
-    changed = engine.workers[0]._worker.weights_step
+    changed = engine.workers[0]._worker.weights.changed_after
     core.model_executor.worker.apply_model(lambda _: None)
-    seen["apply_model is noticed"] = engine.workers[0]._worker.weights_step > changed
+    seen["apply_model is noticed"] = engine.workers[0]._worker.weights.changed_after > changed
     engine.close()
     print(json.dumps(seen))
 

@@ -1,7 +1,7 @@
 """Engines with vLLM's own tiered offloading on a CPU (see `cpu_tiering`) and the pool as its secondary tier.
 
 An engine's last blocks reach the tier in steps after its last token, which a server makes by itself and an engine in the test's
-process in `settle`. The tier keeps its chunks here when vLLM resets the region, so that a test can empty the region alone.
+process in `settle`. A test can empty the region alone (`empty`): of a reset by vLLM the tier would begin an epoch.
 """
 
 import time
@@ -29,7 +29,6 @@ def pool_tier(socket: str, **settings: object) -> dict[str, object]:
         "socket": socket,
         "timeout_s": TIMEOUT_S,
         "batch_timeout_s": 2 * TIMEOUT_S,
-        "flush_on_reset": False,
         **settings,
     }
 
@@ -66,7 +65,7 @@ def answers_with_region(engine: Engine, asked: list[list[int]], count: int = TOK
 
 def empty(engine: Engine) -> None:
     """Empty the engine's prefix cache and its region."""
-    assert engine.ask("forget", of_connector=True)["done"]
+    assert engine.ask("lose_region")["done"]
 
 
 def settle(engine: Engine) -> None:

@@ -58,15 +58,17 @@ def test_a_reset_amid_a_load_changes_no_token(point: str, tiered: Survivor, plai
         settle(engine)
         before = loaded(engine)
         assert answers(engine, asked) == expected
+        assert loaded(engine) == before, "they are of the epoch before"
+        wait_kept(daemon, 2 * whole_chunks(asked))
+        assert answers(engine, asked) == expected
         assert loaded(engine) - before == whole_chunks(asked)
         wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
 
 
 @pytest.fixture
 def learner(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
-    """An engine whose weights a test changes, with the tier as it is without settings."""
-    settings = {name: value for name, value in pool_tier(module_daemon.socket).items() if name != "flush_on_reset"}
-    return connected(start_engine(GROUPED, transfer=tiering(settings)), module_daemon)
+    """An engine whose weights a test changes."""
+    return connected(start_engine(GROUPED, transfer=tiering(pool_tier(module_daemon.socket))), module_daemon)
 
 
 def test_nothing_of_the_old_weights_is_loaded_after_a_reset(

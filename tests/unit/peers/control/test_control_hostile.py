@@ -299,7 +299,7 @@ async def test_a_peer_that_does_not_read_loses_its_answers_and_what_they_held() 
             raw.say(pull_of(number, 1), number + 1)
         await until(lambda: len(owner.pulls) >= 900, "the pulls have come")
         answered = [
-            answer(r.Offer(pull.pull, 1, bytes(32), 1, "tcp://127.0.0.1:9", large * 64))
+            answer(r.Offer(pull.pull, 1, bytes(32), 1, "tcp://127.0.0.1:9", large * 64, b""))
             for _, pull, answer in owner.pulls
         ]
         assert answered[0]

@@ -17,6 +17,7 @@ from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of, stage
 
 HELLO = identity_of("node").hello()
 PULL = pull_of(7, 3, 5000)
+ALONE = replace(PULL, are_alone=True)
 RUN = replace(PULL, layout=replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)).to_wire())
 OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)
@@ -33,7 +34,7 @@ PAGE = r.Keys(KEYS, 9, (1 << 32) + 2)
 WRONG = r.Wrong("llama", LAYOUT.to_wire(), PULL.keys[:32], PULL.keys[32:64])
 FOLLOWS: list[Any] = [ASK_CHANGES, ASK_KEYS]
 REQUESTS: list[Any] = [
-    *(HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), STAGE_INTO, ASK_NEAR, r.Release(7), WRONG, r.Ping()),
+    *(HELLO, PULL, ALONE, RUN, STAGE, stage_of(7, 0, 0), STAGE_INTO, ASK_NEAR, r.Release(7), WRONG, r.Ping()),
     *FOLLOWS,
 ]
 ANSWERS: list[Any] = [
@@ -41,6 +42,8 @@ ANSWERS: list[Any] = [
         HELLO,
         OFFER,
         offer_to(PULL, 0),
+        offer_to(ALONE),
+        replace(offer_to(ALONE), present=b"\1\0\1\1"),
         STAGED,
         staged_of(STAGE, 0),
         NEAR,
@@ -80,7 +83,7 @@ def test_answers_go_there_and_back(record: Any) -> None:
 
 def test_the_wire_is_as_documented() -> None:
     assert msgpack.unpackb(wire.encode_message(PULL, 5)) == [
-        *(10, 5, 7, "llama", LAYOUT.to_wire(), b"", 0, PULL.keys, 5000)
+        *(10, 5, 7, "llama", LAYOUT.to_wire(), b"", 0, PULL.keys, 5000, False)
     ]
     assert wire.encode_message(r.Ping(), 1) == b"\x92\x14\x01"
     assert msgpack.unpackb(wire.encode_message(ASK_CHANGES, 1)) == [30, 1, 7, 2000, 3]
@@ -125,6 +128,10 @@ def test_the_wire_is_as_documented() -> None:
         (RUN, {"first": 1}),
         (RUN, {"keys": pull_of(7, r.RUN_KEYS_MAX + 1).keys}),
         (RUN, {"keys": PULL.keys + PULL.keys[:32]}),
+        (ALONE, {"first": 1}),
+        (ALONE, {"keys": pull_of(7, r.SET_KEYS_MAX + 1).keys}),
+        (ALONE, {"keys": PULL.keys + PULL.keys[:32]}),
+        (replace(RUN, are_alone=True), {"keys": PULL.keys + PULL.keys[:32]}),
         (PULL, {"deadline_ms": 0}),
         (PULL, {"deadline_ms": r.DEADLINE_MS_MAX + 1}),
         (STAGE, {"pull": 0}),
@@ -180,6 +187,8 @@ def test_a_node_is_asked_for_as_many_chunks_as_one_pull_may_name() -> None:
         (OFFER, {"address": "tcp://host:1"}),
         (OFFER, {"checks": bytes(r.CHECKS_BYTES_MAX + 1)}),
         (OFFER, {"chunks": -1}),
+        (OFFER, {"present": b"\3"}),
+        (OFFER, {"present": bytes(r.SET_KEYS_MAX + 1)}),
         (STAGED, {"server": ""}),
         (STAGED, {"server": "host:1"}),
         (STAGED, {"server": "192.0.2.1"}),
@@ -246,6 +255,21 @@ def test_an_offer_has_to_answer_the_pull() -> None:
     for change in ({"pull": 8}, {"chunks": 4}, {"checks": OFFER.checks + bytes(4)}):
         with pytest.raises(wire.WireFault):
             wire.check_offer(PULL, replace(OFFER, **change))
+    with pytest.raises(wire.WireFault, match="not alone"):
+        wire.check_offer(PULL, replace(OFFER, present=bytes([1]) * 3))
+
+
+def test_an_offer_of_chunks_alone_names_as_many_as_it_has() -> None:
+    whole = offer_to(ALONE)
+    wire.check_offer(ALONE, whole)
+    wire.check_offer(ALONE, replace(offer_to(ALONE, 2), present=bytes([1, 0, 1])))
+    wire.check_offer(ALONE, replace(offer_to(ALONE, 1), present=bytes([1])))
+    wire.check_offer(ALONE, replace(offer_to(ALONE, 0), present=bytes(2)))
+    wire.check_offer(ALONE, replace(offer_to(ALONE, 1), present=bytes([2, 1, 2])))
+    wire.check_offer(ALONE, offer_to(ALONE, 0))
+    for present in (b"", bytes([1, 1, 0]), bytes([1]) * 4, bytes([1, 1, 1, 0])):
+        with pytest.raises(wire.WireFault, match="as present"):
+            wire.check_offer(ALONE, replace(whole, present=present))
 
 
 def test_sizes_are_checked_before_anything_is_decoded() -> None:
@@ -271,9 +295,12 @@ def test_versions_that_do_not_meet_are_refused_with_the_side_to_update() -> None
     with pytest.raises(wire.WireFault, match="update this node") as refusal:
         wire.choose_version(replace(HELLO, version=9, oldest=8))
     assert refusal.value.code == r.RefusalCode.VERSION
-    # Its stream has another format.
-    with pytest.raises(wire.WireFault, match="update the puller"):
-        wire.choose_version(replace(HELLO, version=1, oldest=1))
+    # Of 1 the streams, of 2 the pulls and offers have another format.
+    for version in (1, 2):
+        with pytest.raises(
+            wire.WireFault, match=f"speaks versions 1 to {version}, this node 3 to 3: update the puller"
+        ):
+            wire.choose_version(replace(HELLO, version=version, oldest=1))
 
 
 def test_wrong_types_and_numbers_of_fields_are_refused() -> None:
@@ -281,7 +308,7 @@ def test_wrong_types_and_numbers_of_fields_are_refused() -> None:
         values = [getattr(record, field.name) for field in fields(record)]
         for at in range(len(values)):
             wrong: Any
-            for wrong in (None, 1.5, True, [[]], {"a": 1}):
+            for wrong in (None, 1.5, 1 if isinstance(values[at], bool) else True, [[]], {"a": 1}):
                 assert _fault([msgpack.packb([record.KIND, 1, *values[:at], wrong, *values[at + 1 :]])])
         assert _fault([msgpack.packb([record.KIND, 1, *values[:-1]])])
         assert _fault([msgpack.packb([record.KIND, 1, *values, 1])])

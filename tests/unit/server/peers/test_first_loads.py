@@ -158,7 +158,7 @@ async def test_a_node_that_lends_too_little_costs_no_prompt_its_chunks(lent: int
             if lent and not pull.first:
                 serve(puller, replace(pull, keys=pull.keys[: 32 * lent]), answer)  # type: ignore[arg-type]
             else:
-                answer(r.Offer(pull.pull, 0, b"", 0, "", b""))
+                answer(r.Offer(pull.pull, 0, b"", 0, "", b"", b""))
 
         poor.offers.serve = lend  # type: ignore[method-assign]
         for prompt in range(24):

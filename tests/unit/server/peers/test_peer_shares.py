@@ -59,7 +59,7 @@ class Owner:
             return True
 
         keys = b"".join(self.chains[chain])
-        self.offers.serve(puller, r.Pull(pull, model, list(LAYOUT.to_wire()), b"", 0, keys, 60_000), answer)
+        self.offers.serve(puller, r.Pull(pull, model, list(LAYOUT.to_wire()), b"", 0, keys, 60_000, False), answer)
         await asyncio.wait_for(answered.wait(), 20.0)
 
     def leased_chunks(self) -> int:

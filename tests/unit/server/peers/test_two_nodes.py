@@ -236,7 +236,7 @@ async def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
 
 def pull_of_first(link: PeerLink) -> r.Pull:
     """A pull of one chunk, of which nothing will be received."""
-    return r.Pull(link.next_pull(), "model", list(LAYOUT.to_wire()), b"", 0, KEYS[0], 60_000)
+    return r.Pull(link.next_pull(), "model", list(LAYOUT.to_wire()), b"", 0, KEYS[0], 60_000, False)
 
 
 async def test_only_what_is_missing_is_sent() -> None:

@@ -89,7 +89,7 @@ class Rig:
         link = self.here.links[node.name]
         wire = list(layout.to_wire())  # type: ignore[attr-defined]
         offer: r.Offer = await link.request(
-            r.Pull(link.next_pull(), "model", wire, b"", 0, b"".join(keys), r.DEADLINE_MS_MAX), 180.0
+            r.Pull(link.next_pull(), "model", wire, b"", 0, b"".join(keys), r.DEADLINE_MS_MAX, False), 180.0
         )
         link.release(offer.pull)
         return offer

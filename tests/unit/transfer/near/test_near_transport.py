@@ -82,7 +82,7 @@ class Setting:
         return Order(
             node="node",
             link=cast(Any, self.link),
-            offer=r.Offer(self.pull, CHUNKS, bytes(32), 2, "tcp://127.0.0.1:9", promised),
+            offer=r.Offer(self.pull, CHUNKS, bytes(32), 2, "tcp://127.0.0.1:9", promised, b""),
             address=StreamAddress("127.0.0.1", 9),
             into=Region(into.offsets, into.slots),
             extents=EXTENTS,

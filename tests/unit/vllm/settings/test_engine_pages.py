@@ -3,6 +3,7 @@
 vLLM's own options are held to its own parser by tests/engines/vllm/test_pages.py.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -54,6 +55,15 @@ def troubles(engine: str) -> Iterator[list[str]]:
             yield cells
 
 
+@pytest.mark.parametrize("page", sorted({OVERVIEW, *OVERVIEW.parent.glob("engines/*.md")}), ids=lambda page: page.stem)
+def test_settings_in_a_pages_commands_are_json(page: Path) -> None:
+    commands = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    given = [words for command in commands for words in re.findall(r"'(\{.*?\})'", command, re.DOTALL)]
+    assert given
+    for words in given:
+        assert isinstance(json.loads(words), dict)
+
+
 @pytest.mark.parametrize("engine", ["vllm", *SECTIONS])
 def test_an_engine_has_a_table_for_troubleshooting_and_figures(engine: str) -> None:
     rows = list(troubles(engine))
@@ -88,7 +98,7 @@ def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
     ("page", "prefix", "settings"),
     [
         ("vllm", PREFIX, {field.name for field in fields(VLLMSettings)}),
-        ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket"}),
+        ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket", "source"}),
         ("tensorrt-llm", tensorrt_llm.PREFIX, VARIABLES),
     ],
 )

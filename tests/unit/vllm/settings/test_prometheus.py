@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES, SUMS, PrometheusCounters
+from kvpool_client.vllm.tier import metrics as tier_metrics
 
 ADAPTER = Path(__file__).parents[4] / "client/kvpool_client/vllm"
+TIER = ADAPTER / "tier"  # it has metrics of its own
 
 
 class Counter:
@@ -59,9 +61,20 @@ def test_counts_of_one_kind_share_a_counter_and_have_a_label() -> None:
 
 def test_every_number_that_a_half_counts_has_a_counter() -> None:
     families = tuple(f"{name}_" for name, _, _ in FAMILIES)
-    text = "".join(path.read_text() for path in sorted(ADAPTER.rglob("*.py")))
+    files = [path for path in sorted(ADAPTER.rglob("*.py")) if path.parent != TIER]
+    text = "".join(path.read_text() for path in files)
     names = set(re.findall(r'(?:tally\.|self\._)count\(\s*f?"(\w+)', text)) | {
         f"{name}_" for name in re.findall(r'by_level\("(\w+)"', text)
     }
     assert len(names) > 12
     assert {name for name in names if name not in COUNTERS and not name.startswith(families)} == SUMS
+
+
+def test_every_number_that_the_tier_counts_has_a_counter() -> None:
+    text = "".join(path.read_text() for path in sorted(TIER.glob("*.py")))
+    names = re.findall(r'(?:count\(|counts\[|Counter\()\s*f?"(\w+)', text) + re.findall(r"Counter\((\w+)=", text)
+    for arguments in re.findall(r"counts\.update\(([^)]*)\)", text):
+        names += re.findall(r"(\w+)=", arguments)
+    assert len(names) > 6
+    defined = tier_metrics.definitions(lambda **words: words)
+    assert [name for name in names if tier_metrics.metric_of(name)[0] not in defined] == []

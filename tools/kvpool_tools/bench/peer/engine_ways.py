@@ -209,7 +209,7 @@ class EngineWays:
         order = Order(
             node="owner",
             link=cast(PeerLink, _OwnerLink(self._owner)),
-            offer=r.Offer(self._pulls, count, b"", 1, "", cast(bytes, checks)),
+            offer=r.Offer(self._pulls, count, b"", 1, "", cast(bytes, checks), b""),
             address=StreamAddress(HOST, 0),
             into=Region(offsets, slots),
             extents=EXTENTS,
