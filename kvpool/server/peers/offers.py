@@ -171,13 +171,14 @@ class Offers:
         connection.tasks[pull.pull] = task
         task.add_done_callback(lambda _: self._served(puller.number, pull.pull))
 
-    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+    def stage(self, puller: Puller, stage: r.AnyStage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
         """See `PullService`."""
         if self._parts is None:
-            answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has no TransferEngine"))
+            answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has neither TransferEngine nor NIXL"))
             return
         connection = self._connections.find(puller.number)
-        self._parts.serve(None if connection is None else connection.offered.get(stage.pull), stage, answer)
+        offer = None if connection is None else connection.offered.get(stage.pull)
+        self._parts.serve(offer, stage, answer, node=puller.node)
 
     def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
         """See `PullService`."""

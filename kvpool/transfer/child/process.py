@@ -135,13 +135,27 @@ class ChildProcess:
         _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
         return not left
 
-    def send_request(self, request: Sequence[object], on_answer: OnAnswer) -> None:
-        """Send a request. REQUIRES: `is_serving`."""
+    def send_request(
+        self,
+        request: Sequence[object],
+        on_answer: OnAnswer,
+        *,
+        hang_s: float | None = None,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a request. `hang_s`: of one that others answer, who may take longer. `on_hang`: called before the process is
+        ended because this one has no answer. REQUIRES: `is_serving`."""
         assert self._transport is not None
         self._numbers += 1
-        hang = asyncio.get_running_loop().call_later(self._kind.hang_s, self._end_hanging)
+        longest_s = self._kind.hang_s if hang_s is None else hang_s
+        hang = asyncio.get_running_loop().call_later(longest_s, self._end_hanging, longest_s, on_hang)
         self._waiting[self._numbers] = (on_answer, hang)
         self._transport.write(pack([self._numbers, *request]))
+
+    def send_note(self, note: Sequence[object]) -> None:
+        """Send what has no answer. REQUIRES: `is_serving`."""
+        assert self._transport is not None
+        self._transport.write(pack([0, *note]))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,8 +225,9 @@ class ChildProcess:
         hang.cancel()
         on_answer(codes)
 
-    def _end_hanging(self) -> None:
-        self.kill(f"it has not answered for {self._kind.hang_s:g} s")
+    def _end_hanging(self, longest_s: float, on_hang: Callable[[], None]) -> None:
+        on_hang()
+        self.kill(f"it has not answered for {longest_s:g} s")
 
     def kill(self, reason: str) -> None:
         """End this life at once; another one begins after the back-off."""

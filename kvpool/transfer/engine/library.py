@@ -26,7 +26,9 @@ _REFUSED_IDS = (0, (1 << 64) - 1, -1)
 
 
 class TransferEngineClient:
-    """See `child.ReadClient`. `library`: its own object, with the memory registered."""
+    """See `child.MoveClient`. `library`: its own object, with the memory registered."""
+
+    notices = None
 
     def __init__(self, engine: Any, memory: mmap.mmap, facts: Mapping[str, Any]) -> None:
         self.library = engine
@@ -34,20 +36,20 @@ class TransferEngineClient:
         self._size = len(memory)
         self.facts = facts
 
-    def submit(self, server: str, offset: int, address: int, size: int) -> int:
-        """See `ReadClient`."""
+    def submit(self, other: str, offset: int, address: int, size: int) -> int:
+        """See `MoveClient`."""
         if offset < 0 or size <= 0 or offset + size > self._size:
             return 0
-        number: int = self.library.batch_transfer_async_read(server, [self._base + offset], [address], [size])
+        number: int = self.library.batch_transfer_async_read(other, [self._base + offset], [address], [size])
         return 0 if number in _REFUSED_IDS else number
 
     def look(self, number: int) -> int:
-        """See `ReadClient`."""
+        """See `MoveClient`."""
         code: int = self.library.transfer_check_status(number)
         return code if code in (1, -1) else 0  # one that has timed out in the library may still write: it has not ended
 
     def close(self) -> None:
-        """See `ReadClient`."""
+        """See `MoveClient`."""
         self.library.unregister_memory(self._base)
 
 

@@ -1,6 +1,7 @@
-"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them.
+"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them, or NIXL writes them from.
 
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
+      │                                  └─StageInto─► WRITING ──nothing is written any more, answer──► free
       └──nothing in time──► no rows
 
 A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
@@ -22,7 +23,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half
+from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd
 
 # Between two looks at extents that have not landed.
 LOOK_S = 2e-3
@@ -31,6 +32,8 @@ LANDING_ROWS_MAX = 256
 LANDING = -1
 # Parts of one offer at once.
 PARTS_MAX = 16
+# Of what makes a connection, whatever the bytes are.
+GREETING_BYTES = 4096
 
 Answer = Callable[[r.Staged | r.Refused], bool]
 
@@ -54,7 +57,7 @@ Checks = Callable[[OfferedChunks], bytes]
 @dataclass(slots=True)
 class _Offered:
     """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number,
-    and `tasks` those that are about to be."""
+    `tasks` those that are about to be, `writing` those of them whose bytes move."""
 
     peer: str
     chunks: OfferedChunks
@@ -64,6 +67,13 @@ class _Offered:
     checks: Column | None = None
     parts: dict[int, BounceRange] = field(default_factory=dict)
     tasks: "dict[int, asyncio.Task[None]]" = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+
+    def give_up(self, part: int) -> None:
+        """End the task of a part, unless it is being written: who is answered before that has ended may use its memory for
+        others."""
+        if part not in self.writing:
+            self.tasks[part].cancel()
 
     @property
     def rows(self) -> int:
@@ -103,6 +113,7 @@ class ServedParts:
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "kvpool-served")
         self._offers: dict[int, _Offered] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
         self._free_ns: dict[str, int] = {}  # when each node may read more
 
     def __repr__(self) -> str:
@@ -123,19 +134,34 @@ class ServedParts:
     def drop(self, offer: int) -> None:
         """An offer is over: its chunks may leave their slots."""
         offered = self._offers.pop(offer)
-        for task in offered.tasks.values():
-            task.cancel()
+        for part in offered.tasks:
+            offered.give_up(part)
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
 
-    def serve(self, offer: int | None, stage: r.Stage, answer: Answer) -> None:
-        """Answer a Stage, now or later. `offer`: of its pull, None where there is none."""
+    def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, node: str) -> None:
+        """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
-        protocol = self._engine.settings.protocol
-        if not self._engine.is_serving or stage.protocol != protocol:
-            here = protocol if self._engine.is_serving else "none that runs"
-            text = f"TransferEngine of this node uses {here}, the puller's {stage.protocol}"
+        settings = self._engine.settings
+        writes = self._engine.writes
+        is_wanted = writes if isinstance(stage, r.StageInto) else stage.rows == 0 or not writes
+        if stage.protocol == settings.way and not is_wanted:
+            answer(
+                r.Refused(
+                    r.RefusalCode.TRANSPORT, f"{settings.title} of this node {'writes' if writes else 'is read from'}"
+                )
+            )
+        elif not self._engine.is_serving or stage.protocol != settings.way:
+            here = settings.way if self._engine.is_serving else "none that runs"
+            text = f"{settings.title} of this node uses {here}, the puller's {stage.protocol}"
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif isinstance(stage, r.StageInto) and self._engine.blames(node):
+            text = f"{settings.title} does not write to {node} for a while: its writes have kept it from others"
+            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
+            greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, node))
+            self._greetings.add(greeting)
+            greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
             where = self._engine.served_address  # for a read that makes a connection
             answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, where, b"", b""))
@@ -148,8 +174,8 @@ class ServedParts:
                 if part in offered.parts:
                     self._engine.give(offered.parts.pop(part))
                 elif part in offered.tasks:
-                    offered.tasks[part].cancel()  # given up before it was served: nobody would end it again
-            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
+                    offered.give_up(part)  # before it was served: nobody would end it again
+            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, node))
             offered.tasks[stage.part] = task
             task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
 
@@ -157,21 +183,43 @@ class ServedParts:
         """Wait for the copies. Any thread; no offer is left."""
         self._threads.shutdown()
 
-    def _end(self, offered: _Offered, stage: r.Stage, task: "asyncio.Task[None]", answer: Answer) -> None:
+    def _end(self, offered: _Offered, stage: r.AnyStage, task: "asyncio.Task[None]", answer: Answer) -> None:
         del offered.tasks[stage.part]
+        offered.writing.discard(stage.part)
         if task.cancelled():
             answer(self._none(stage))
 
-    def _none(self, stage: r.Stage) -> r.Staged:
+    def _none(self, stage: r.AnyStage) -> r.Staged:
         return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b"")
 
-    def _can_be(self, offered: _Offered, stage: r.Stage) -> bool:
+    def _can_be(self, offered: _Offered, stage: r.AnyStage) -> bool:
         """Whether there can be such a part: each number has one range at most."""
         is_new = stage.part not in offered.parts and stage.part not in offered.tasks
         return is_new and stage.first + stage.rows <= offered.rows and len(offered.tasks) < PARTS_MAX
 
-    async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
+    async def _greet(self, stage: r.StageInto, answer: Answer, node: str) -> None:
+        """Write a page, whatever it has, so that the connection is made."""
+        taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, node)
+        if taken is None:
+            answer(self._none(stage))
+        elif await self._write(taken, stage, node):
+            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, stage.address, b"", b""))
+        else:
+            answer(self._unwritten())
+
+    async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> bool:
+        """Write a range to where a node wants it, and give it back. Ends when nothing of it can be written any more."""
+        try:
+            return await self._engine.write(taken, stage, node=node, size=taken.size) is MoveEnd.DONE
+        finally:
+            self._engine.give(taken)
+
+    def _unwritten(self) -> r.Refused:
+        return r.Refused(r.RefusalCode.UNWRITTEN, f"{self._engine.settings.title} of this node could not write")
+
+    async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, node: str) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
+        begin = Deadline(stage.wait_ms / 1000 + r.INTO_BEGIN_S, self._clock)
         size = offered.chunks.extent_bytes
         most = min(stage.rows, self._engine.part_bytes(size) // size)
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
@@ -187,12 +235,24 @@ class ServedParts:
             raise
         if taken.memory is not self._engine.process.memory:
             self._engine.give(taken)
-            answer(r.Refused(r.RefusalCode.TRANSPORT, "TransferEngine of this node has ended"))
+            answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node has ended"))
             return
         offered.parts[stage.part] = taken  # before any further wait: whoever drops the offer gives the range back
         self._engine.counts["served_bytes"] += taken.size
         await self._keep_pace(offered.peer, taken.size)
         address = self._engine.address_of(taken)
+        if isinstance(stage, r.StageInto):
+            address = stage.address
+            is_wanted = offered.parts.pop(stage.part, None) is not None
+            if is_wanted and begin.has_passed():  # its puller would no longer wait for the end
+                self._engine.give(taken)
+            if not is_wanted or begin.has_passed():
+                answer(self._none(stage))
+                return
+            offered.writing.add(stage.part)
+            if not await self._write(taken, stage, node):
+                answer(self._unwritten())
+                return
         answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
 
     async def _wait_for_rows(self, offered: _Offered, first: int, most: int, deadline: Deadline) -> _Rows | None:

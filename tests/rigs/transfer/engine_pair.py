@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,11 +41,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Link:
-    """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way."""
+    """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way, `ask`: to each question.
+    `node`: whose they are, as the owner knows."""
 
     parts: ServedParts
     change: Callable[[r.Staged], r.Staged | None] = lambda staged: staged
-    asked: list[r.Stage] = field(default_factory=list)
+    ask: Callable[[r.AnyStage], r.AnyStage] = lambda stage: stage
+    node: str = "here"
+    asked: list[r.AnyStage] = field(default_factory=list)
     member: Member = MEMBER
     pulls: int = PULL
     life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False))
@@ -55,9 +58,10 @@ class Link:
         self.pulls += 1
         return self.pulls
 
-    def request(self, stage: r.Stage, timeout_s: float) -> "asyncio.Future[Any]":
+    def request(self, stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
         """See `PeerLink`."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        stage = self.ask(stage)
         self.asked.append(stage)
 
         def answer(found: r.Staged | r.Refused) -> bool:
@@ -69,7 +73,7 @@ class Link:
                 answered.set_result(changed)
             return True
 
-        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer)
+        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer, node=self.node)
         return answered
 
 
@@ -96,6 +100,19 @@ class Pair:
     here: Side
     link: Link
     checks: bytes
+
+    @property
+    def mover(self) -> Side:
+        """The side whose library moves the bytes."""
+        return self.owner if self.owner.engine.writes else self.here
+
+    def stage(self, part: int, first: int, rows: int, ended: bytes = b"", wait_ms: int = 100) -> r.AnyStage:
+        """The question for a part, in the library's form."""
+        stage = r.Stage(PULL, part, ended, first, rows, self.owner.engine.settings.way, wait_ms)
+        if not self.owner.engine.writes:
+            return stage
+        base = int(self.here.engine.process.facts["base"])
+        return r.StageInto(*(*astuple(stage), self.here.engine.agent, base, bytes(r.MARK_BYTES)))
 
     def order(self, *, timeout_s: float = LONG_S, stall_s: float = LONG_S, has_checks: bool = True) -> Order:
         """The order of all chunks of the owner."""
@@ -133,7 +150,7 @@ class Pair:
         return sorted(found, key=lambda one: one.chunk)
 
 
-def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
+def _engine(directory: Path, library: str, *, is_real: bool, buffer_bytes: int) -> Engine:
     directory.mkdir()
     Script().write(directory)
     return Engine(
@@ -143,6 +160,8 @@ def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
             devices=DEVICES if is_real else str(directory),
             ports=(15000, 15999),
             buffer_bytes=buffer_bytes,
+            library=library,
+            node=directory.name,
             command=COMMAND if is_real else SCRIPTED,
             back_off=BackOffSettings(first_s=0.05, most_s=0.1),
         ),
@@ -179,12 +198,14 @@ def _pair(owner: Side, here: Side) -> Pair:
 
 
 @asynccontextmanager
-async def engine_pair(directory: Path, *, is_real: bool = False, buffer_bytes: int = 128 << 10) -> AsyncIterator[Pair]:
-    """A pair whose engines serve. `is_real`: with the library."""
+async def engine_pair(
+    directory: Path, library: str = "mooncake", *, is_real: bool = False, buffer_bytes: int = 128 << 10
+) -> AsyncIterator[Pair]:
+    """A pair whose engines serve. `is_real`: with the library itself."""
     owner, here = (
         _side(
             directory / name,
-            _engine(directory / name, is_real=is_real, buffer_bytes=buffer_bytes),
+            _engine(directory / name, library, is_real=is_real, buffer_bytes=buffer_bytes),
             is_owner=name == "owner",
         )
         for name in ("owner", "here")

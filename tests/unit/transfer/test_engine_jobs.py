@@ -3,30 +3,46 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from kvpool.clock import Deadline
+from kvpool.errors import PeerNotAsked, PeerUnreachable, Refused
+from kvpool.ids import ConnectionId
+from kvpool.peers.asking import STAGES
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import Half, ReadEnd
+from kvpool.transfer.child.frames import Frames
+from kvpool.transfer.child.service import DaemonLink
+from kvpool.transfer.engine import child
+from kvpool.transfer.engine import engine as engine_module
+from kvpool.transfer.engine.engine import LIBRARIES, Half, MoveEnd
 from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.native_directory import EXTENTS
-from tests.rigs.transfer.engine_pair import CHUNKS, Pair, engine_pair, on_engines_of, until
+from tests.rigs.transfer.engine_pair import CHUNKS, Pair, Side, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(scope="module", params=list(LIBRARIES))
+def library(request: pytest.FixtureRequest) -> str:
+    """One whose owners are read from, and one whose owners write."""
+    return str(request.param)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def engines(tmp_path_factory: pytest.TempPathFactory, library: str) -> AsyncIterator[Pair]:
     """Engines that serve all tests which end none of their processes."""
-    async with engine_pair(tmp_path_factory.mktemp("engines")) as serving:
+    async with engine_pair(tmp_path_factory.mktemp("engines"), library) as serving:
         yield serving
 
 
@@ -34,6 +50,16 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pai
 async def pair(engines: Pair) -> AsyncIterator[Pair]:
     async with on_engines_of(engines) as made:
         yield made
+
+
+only_reads = pytest.mark.parametrize("library", ["mooncake"], indirect=True)
+only_writes = pytest.mark.parametrize("library", ["nixl"], indirect=True)
+
+
+@pytest.fixture
+def brief_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner was asked to write, and has not, is waited for so long."""
+    monkeypatch.setattr(engine_module, "EXPECTED_S", 2.0)
 
 
 def arrived(pair: Pair) -> None:
@@ -66,12 +92,14 @@ async def test_chunks_arrive_with_their_bytes_extent_by_extent(pair: Pair, has_c
 
 
 async def test_one_wrong_extent_ends_its_chunk_alone(pair: Pair) -> None:
-    memory = pair.owner.engine.process.memory
+    source = pair.here if pair.here.engine.writes else pair.owner
+    memory = source.engine.process.memory
     assert memory is not None
+    first = 0 if pair.here.engine.writes else memory.size // 2
 
     def strike(staged: r.Staged) -> r.Staged:
         if staged.part == 1:
-            memory.view()[memory.size // 2 + 2 * EXTENT_BYTES] ^= 255
+            memory.view()[first + 2 * EXTENT_BYTES] ^= 255
         return staged
 
     pair.link.change = strike
@@ -87,6 +115,7 @@ async def test_checksums_of_another_chunk_are_no_proof(pair: Pair, has_checks: b
     assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
 
 
+@only_reads
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -103,8 +132,32 @@ async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: d
     assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
 
 
-async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+@pytest.mark.parametrize(
+    "change",
+    [{"address": 1 << 62}, {"address": 1}, {"agent": b"here/9"}, {"agent": b"another/9"}, {"agent": bytes(300)}],
+    ids=str,
+)
+async def test_places_that_are_not_the_pullers_are_not_written(pair: Pair, change: dict[str, Any]) -> None:
+    pair.link.ask = lambda stage: replace(stage, **change) if isinstance(stage, r.StageInto) else stage
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+    assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
+
+
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+async def test_an_agent_of_another_node_is_not_written_to(pair: Pair) -> None:
+    """Whoever asks has to be who the agent names."""
+    pair.link.node = "another"
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+
+
+@only_reads
+async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
         lives = pair.here.engine.process.lives
         pair.link.change = lambda staged: replace(staged, life=b"another!")
@@ -119,9 +172,9 @@ async def test_chunks_that_left_their_slots_are_gone(pair: Pair) -> None:
     assert ends[0].ending is Ending.WRONG
 
 
-async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.here.follow(Script(is_stuck=True))
+async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        pair.mover.follow(Script(is_stuck=True))
         ends = await pair.pull(pair.order(stall_s=1.0, timeout_s=10.0))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
         engine = pair.here.engine
@@ -133,21 +186,27 @@ async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(
         assert {one.fault for one in ends} == {"late"}, "what has its room is its own"
         for one in rest:
             engine.give(one)
-        pair.here.follow(Script())
-        await until(lambda: engine.quarantined_bytes == 0, "the late reads have ended, and the ranges are back")
+        assert not any(pair.here.node.chunk(name).strip(bytes(1)) for name in range(CHUNKS)), "nothing has landed"
+        pair.mover.follow(Script())
+        await until(lambda: engine.quarantined_bytes == 0, "the late moves have ended, and the ranges are back")
+        assert not any(pair.here.node.chunk(name).strip(bytes(1)) for name in range(CHUNKS)), "late bytes are nobody's"
+        assert engine.process.lives == 1
         await nothing_is_taken(pair)
         assert pair.here.engine.stats()["late_reads"] > 0
 
 
-async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         engine = pair.here.engine
         pair.here.follow(Script(is_stuck=True))
         for name in ("a", "b"):
             into = engine.reserve_range(Half.READ, engine.extent_bytes_max, name)
             assert into is not None
-            ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
-            assert await ended is ReadEnd.LATE
+            if engine.writes:
+                ended = engine.expect(into, timeout_s=0.01).ended
+            else:
+                ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
+            assert await ended is MoveEnd.LATE
             engine.give(into)
         pair.here.follow(Script())
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "another life has begun")
@@ -155,45 +214,318 @@ async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
 
 
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+async def test_what_nobody_writes_any_more_comes_back_and_the_process_stays(pair: Pair) -> None:
+    """An owner that has died with its daemon sends nothing."""
+    pair.link.change = lambda _: None
+    pair.owner.follow(Script(fails=True))
+    ends = await pair.pull(pair.order(timeout_s=0.5))
+    assert {one.ending for one in ends} == {Ending.FAILED}
+    assert pair.here.engine.quarantined_bytes > 0
+    await nothing_is_taken(pair)
+    assert pair.here.engine.process.lives == 1
+
+
+class _Notices:
+    """A library that has heard marks, once."""
+
+    def __init__(self, *marks: bytes) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self._marks = list(marks)
+
+    @property
+    def notices(self) -> "_Notices":
+        return self
+
+    def submit(self, other: Any, offset: int, address: int, size: int) -> int:
+        raise AssertionError((other, offset, address, size))
+
+    def look(self, number: int) -> int:
+        raise AssertionError(number)
+
+    def notify(self, other: Any, mark: bytes) -> bool:
+        raise AssertionError((other, mark))
+
+    def heard(self) -> list[bytes]:
+        found, self._marks = self._marks, []
+        return found
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@only_writes
+async def test_a_mark_that_comes_before_the_daemons_request_is_not_lost(library: str) -> None:
+    """An owner may be faster than this node's process is with what its daemon has sent before."""
+    assert library == "nixl"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(60.0)
+        client = _Notices(b"mark one", b"mark two")
+        moves = child._Moves(DaemonLink(theirs), client)
+        threading.Thread(target=moves.look_after, daemon=True).start()
+        await until(lambda: not client._marks, "both were heard")
+        moves.take_request(1, child.EXPECT, b"mark two")
+        moves.take_request(2, child.EXPECT, b"mark 3..")
+        moves.take_request(0, child.CALL_OFF, b"mark 3..")
+        frames = Frames()
+        answers: list[Any] = []
+        while len(answers) < 2:
+            answers += frames.feed(ours.recv(1 << 16))
+        assert answers == [[1, [0]], [2, [child.CALLED_OFF]]]
+
+
+class _Busy(_Notices):
+    """A library whose moves never end. `begun`: to whom, in turn. `looks`: how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+        self.looks = 0
+
+    def submit(self, other: Any, offset: int, address: int, size: int) -> int:
+        assert size <= child.PIECE_BYTES, (offset, address)
+        self.begun.append(other[0])
+        return len(self.begun)
+
+    def look(self, number: int) -> int:
+        self.looks += number == 1
+        return 0
+
+    def heard(self) -> list[bytes]:
+        self.looks += 1
+        return []
+
+
+@only_writes
+async def test_pieces_of_a_node_that_takes_none_leave_room_for_others(library: str) -> None:
+    assert library == "nixl"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = _Busy()
+        moves = child._Moves(DaemonLink(theirs), client)
+        for number in range(1, child.PIECES_MAX):
+            moves.take_request(number, child.MOVE, ["stuck", b"agent"], 0, 0, child.PIECE_BYTES, b"mark....")
+        moves.take_request(100, child.MOVE, ["other", b"agent"], 0, 0, 2 * child.PIECE_BYTES, b"mark....")
+        threading.Thread(target=moves.submit_all, daemon=True).start()
+        await until(lambda: client.begun.count("other") == 2, "the other's bytes move")
+        assert client.begun.count("stuck") == child.NODE_PIECES_MAX
+
+
+@only_writes
+async def test_what_does_not_come_takes_few_looks(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range of an owner that has died is in quarantine for a minute and a half."""
+    assert library == "nixl"
+    monkeypatch.setattr(child, "QUIET_S", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = _Busy()
+        moves = child._Moves(DaemonLink(theirs), client)
+        moves.take_request(1, child.EXPECT, b"mark....")
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        threading.Thread(target=moves.look_after, daemon=True).start()
+        await until(lambda: client.looks > 20, "it looks")
+        assert client.looks <= (loop.time() - begun_s) / child.QUIET_NAP_S + 2
+
+
+@only_writes
+@pytest.mark.usefixtures("brief_quarantine")
+@pytest.mark.parametrize(
+    ("error", "is_doubtful"),
+    [
+        (PeerNotAsked("not connected"), False),
+        (PeerUnreachable("no answer in time"), True),
+        (Refused(r.RefusalCode.BUSY, "too many"), False),
+        (Refused(r.RefusalCode.TRANSPORT, "another protocol"), False),
+        (Refused(r.RefusalCode.UNWRITTEN, "it could not write"), True),
+        (Refused(r.RefusalCode.FAILED, "no answer by the deadline"), True),
+    ],
+    ids=str,
+)
+async def test_a_range_is_used_again_only_where_nothing_of_it_can_be_written(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception, is_doubtful: bool
+) -> None:
+    def request(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
+        assert isinstance(stage, r.StageInto), timeout_s
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered.set_exception(error)
+        return answered
+
+    monkeypatch.setattr(pair.link, "request", request, raising=False)
+    engine = pair.here.engine
+    assert {one.ending for one in await pair.pull(pair.order())} == {Ending.FAILED}
+    if is_doubtful:
+        assert engine.quarantined_bytes > 0
+        await asyncio.sleep(0.5)  # long enough for the process to answer
+        assert engine.quarantined_bytes > 0, "until EXPECTED_S"
+    else:
+        await until(lambda: engine.quarantined_bytes == 0, "it is called off")
+        assert engine.counts["failed_reads"] == 0
+    await nothing_is_taken(pair)
+
+
+@only_writes
+async def test_a_question_that_never_got_its_turn_is_not_sent_behind_the_pulls_end(pair: Pair) -> None:
+    """Its owner would know of no pull, and its range be in doubt."""
+    around, nobody = pair.here.transport._around, ConnectionId(0)
+    for _ in range(STAGES.at_once):
+        await around.asking._turns.begin_turn("owner", nobody)
+    assert pair.here.transport.submit(pair.order())
+    await until(lambda: around.asked, "it waits for its turn")
+    for task in pair.here.transport._running.values():
+        task.cancel()
+    assert {one.ending for one in await pair.ends()} == {Ending.CANCELLED}
+    await until(lambda: not around.asked, "it waits no longer")
+    for _ in range(STAGES.at_once):
+        around.asking._turns.end_turn("owner", nobody)
+    await nothing_is_taken(pair)
+    assert pair.link.asked == []
+
+
+@only_writes
+async def test_a_part_that_is_written_is_answered_when_nothing_of_it_is_written_any_more(pair: Pair) -> None:
+    """Whatever ends it: a later Stage, then the pull's end."""
+    engine = pair.owner.engine
+    pair.owner.follow(Script(is_stuck=True))
+    written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+    await until(lambda: engine.process.asked, "it is being written")
+    pair.link.request(pair.stage(2, 2, 0, ended=(1).to_bytes(4, "little")), 5.0)
+    await asyncio.sleep(0)
+    pair.owner.parts.drop(1)
+    await asyncio.sleep(0.2)
+    assert engine.process.asked == 1
+    assert not written.done()
+    pair.owner.follow(Script())
+    assert (await written).address, "it was written"
+    assert engine.quarantined_bytes == 0
+
+
+@only_writes
+async def test_a_part_that_was_given_up_and_whose_write_fails_is_in_doubt(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        await until(lambda: engine.process.asked, "it is being written")
+        pair.owner.parts.drop(1)
+        engine.process.kill("a test")
+        with pytest.raises(Refused) as refusal:
+            await written
+        assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
+@only_writes
+async def test_a_write_that_would_begin_too_late_is_none(engines: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its puller would use the range for others before it ends."""
+    monkeypatch.setattr(r, "INTO_BEGIN_S", -1.0)
+    async with on_engines_of(engines) as pair:
+        staged = await pair.link.request(pair.stage(1, 0, 2, wait_ms=0), 5.0)
+        assert (staged.address, staged.gone) == (0, b"")
+        assert pair.owner.engine._used == {}
+
+
+def _hang_after(side: Side, hang_s: float) -> None:
+    side.engine.settings = replace(side.engine.settings, hang_s=hang_s)
+    side.engine.process._kind = replace(side.engine.process._kind, hang_s=hang_s)
+
+
+@only_writes
+async def test_a_node_whose_writes_do_not_end_is_blamed_and_not_written_to(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        _hang_after(pair.owner, 1.0)
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        with pytest.raises(Refused) as refusal:
+            await written
+        assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        pair.owner.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        assert engine.blames("here")
+        for stage in (pair.stage(2, 0, 2), replace(pair.stage(0, 0, 0), pull=99)):
+            with pytest.raises(Refused) as refusal:
+                await pair.link.request(stage, 5.0)
+            assert refusal.value.code == r.RefusalCode.TRANSPORT
+        pair.link.node = "another"
+        assert not engine.blames("another")
+
+
+@only_writes
+@pytest.mark.parametrize("side", ["owner", "here"])
+async def test_a_process_that_hangs_by_itself_is_found_and_nobody_is_blamed(
+    tmp_path: Path, library: str, side: str
+) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        struck, other = (pair.owner, pair.here) if side == "owner" else (pair.here, pair.owner)
+        process = struck.engine.process
+        _hang_after(struck, 1.0)
+        assert process.process is not None
+        os.kill(process.process.pid, signal.SIGSTOP)
+        ends = await pair.pull(pair.order(timeout_s=0.3))
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        await until(lambda: process.lives == 2 and process.is_serving, "it was started again")
+        assert not struck.engine.blames("here")
+        assert not other.engine.blames("owner")
+
+
+@only_writes
+async def test_a_question_that_was_left_behind_gives_its_range_back(engines: Pair) -> None:
+    """The owner had not begun to write when the pull ended, and says so."""
+    async with on_engines_of(engines, rate=1) as pair:
+        assert pair.here.transport.submit(pair.order())
+        engine = pair.owner.engine
+        await until(lambda: engine.counts["served_bytes"] > 8 * EXTENT_BYTES, "a part waits for its time")
+        for task in pair.here.transport._running.values():
+            task.cancel()
+        assert {one.ending for one in await pair.ends()} == {Ending.CANCELLED}
+        assert pair.here.engine.quarantined_bytes > 0
+        pair.owner.parts.drop(1)
+        await until(lambda: pair.here.engine.quarantined_bytes == 0, "the answer has come")
+        assert pair.here.engine.process.lives == 1
+
+
+@pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize("script", [Script(fails=True), Script(refuses=True)])
 async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(pair: Pair, script: Script) -> None:
     assert await pair.here.transport.accepts(pair.order())
-    pair.here.follow(script)
+    pair.mover.follow(script)
     ends = await pair.pull(pair.order())
     assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
     assert not await pair.here.transport.accepts(pair.order())
 
 
+@pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize("side", ["owner", "here"])
-async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path: Path, side: str) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path: Path, library: str, side: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         ended = pair.owner if side == "owner" else pair.here
-
-        def kill(staged: r.Staged) -> r.Staged:
-            if staged.part == 1:
-                process = ended.engine.process.process
-                assert process is not None
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-            return staged
-
-        pair.link.change = kill
-        ends = await pair.pull(pair.order())
+        pair.mover.follow(Script(is_stuck=True))
+        assert pair.here.transport.submit(pair.order())
+        await until(lambda: pair.mover.engine.process.asked, "bytes are about to move")
+        process = ended.engine.process.process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        await until(lambda: not ended.engine.is_serving, "it has ended")
+        pair.mover.follow(Script())
+        ends = await pair.ends()
         assert {one.ending for one in ends} == {Ending.FAILED}
         await until(lambda: ended.engine.process.lives == 2 and ended.engine.is_serving, "it was started again")
-        pair.link.change = lambda staged: staged
         await nothing_is_taken(pair)
 
 
-async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.here.follow(Script(aborts=True))
+async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        pair.mover.follow(Script(aborts=True))
         ends = await pair.pull(pair.order())
         assert {one.ending for one in ends} == {Ending.FAILED}
-        assert pair.here.engine.problem()
+        assert pair.mover.engine.problem()
         assert not await pair.here.transport.accepts(pair.order())
-        pair.here.follow(Script())
-        await until(lambda: pair.here.engine.is_serving, "it was started again")
+        pair.mover.follow(Script())
+        await until(lambda: pair.mover.engine.is_serving, "it was started again")
 
 
 async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
@@ -251,8 +583,8 @@ async def test_parts_may_come_with_fewer_rows_than_were_asked_for(pair: Pair) ->
     await nothing_is_taken(pair)
 
 
-async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
         pair.here.follow(Script(is_stuck=True))
         assert pair.here.transport.submit(pair.order())
         await until(lambda: pair.link.asked, "it has begun")
@@ -292,18 +624,24 @@ def memory_half(pair: Pair) -> int:
 async def test_what_cannot_be_is_refused(pair: Pair) -> None:
     answers: list[r.Staged | r.Refused] = []
 
-    def ask(offer: int | None, stage: r.Stage) -> str:
+    def ask(offer: int | None, stage: r.AnyStage) -> str:
         def answer(found: r.Staged | r.Refused) -> bool:
             answers.append(found)
             return True
 
-        pair.owner.parts.serve(offer, stage, answer)
+        pair.owner.parts.serve(offer, stage, answer, node="here")
         found = answers.pop()
         assert isinstance(found, r.Refused)
         return found.code
 
-    stage = r.Stage(7, 1, b"", 0, 2, "tcp", 100)
+    stage = pair.stage(1, 0, 2)
     assert ask(1, replace(stage, protocol="rdma")) == "transport"
+    other_form = r.StageInto(7, 1, b"", 0, 2, "tcp", 100, b"here/9", 1, bytes(8))
+    if pair.owner.engine.writes:
+        assert ask(1, r.Stage(7, 1, b"", 0, 2, "nixl-tcp", 100)) == "transport"
+    else:
+        assert ask(1, other_form) == "transport"
+        assert ask(None, replace(other_form, rows=0)) == "transport", "its library would not know what to read"
     assert ask(None, stage) == "failed"
     assert ask(2, stage) == "failed"
     assert ask(1, replace(stage, first=5 * EXTENTS - 1)) == "protocol"
@@ -319,13 +657,13 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
             answers.append(found)
             return True
 
-        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
-        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
+        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
         (refused,) = answers
         assert isinstance(refused, r.Refused)
         assert refused.code == "protocol"
         await until(lambda: len(answers) == 2, "the first part is free of charge")
-        parts.serve(1, r.Stage(7, 2, b"", 2, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(2, 2, 2), answer, node="here")
         await until(lambda: engine.counts["served_bytes"] == 4 * EXTENT_BYTES, "it is copied, and waits for its time")
         assert len(answers) == 2
         held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
@@ -339,10 +677,11 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
         for one in held:
             assert one is not None
             engine.give(one)
-        parts.serve(1, r.Stage(7, 3, b"", 0, 2, "tcp", 100), answer)
+        parts.serve(1, pair.stage(3, 0, 2), answer, node="here")
         assert isinstance(answers[-1], r.Refused)
 
 
+@only_reads
 async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair: Pair) -> None:
     """Several pulls of a node share its room: a part may still wait for it when its puller no longer does."""
     parts, engine = pair.owner.parts, pair.owner.engine
@@ -356,7 +695,7 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
             return True
 
         over = b"".join(one.to_bytes(4, "little") for one in ended)
-        parts.serve(1, r.Stage(7, part, over, 0, count, "tcp", 20_000), answer)
+        parts.serve(1, pair.stage(part, 0, count, over, wait_ms=20_000), answer, node="here")
 
     def served(part: int) -> bool:
         found = answers[part]
@@ -380,8 +719,11 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
         engine.give(one)
 
 
-async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
+async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(
+    tmp_path: Path, library: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with engine_pair(tmp_path, library) as pair:
         order = pair.order()
         process = pair.owner.engine.process
         pair.owner.follow(Script(refusal="no device"))
@@ -389,10 +731,13 @@ async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_pa
         await until(lambda: not process.is_serving, "the owner's process has ended")
         assert not await pair.here.transport.accepts(order)
         assert len(pair.link.asked) == 1
+        way = pair.here.engine.settings.way
+        text = f"{LIBRARIES[library]} of this node uses none that runs, the puller's {way}"
+        assert caplog.messages.count(f"chunks of owner come over the stream: transport: {text}") == 1
         assert not await pair.here.transport.accepts(order)
         assert len(pair.link.asked) == 1
         await until(lambda: process.error == "no device", "the reason is known")
-        assert pair.owner.engine.problem() == "TransferEngine does not serve: no device"
+        assert pair.owner.engine.problem() == f"{LIBRARIES[library]} does not serve: no device"
 
 
 async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:

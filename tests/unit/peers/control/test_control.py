@@ -1,12 +1,13 @@
 """Control server and client: the exchange between two nodes, over real sockets."""
 
 import contextlib
+from dataclasses import astuple, replace
 
 import pytest
 import zmq
 
 from kvpool.config.addresses import ZmqAddress
-from kvpool.errors import ConfigError, PeerUnreachable, Refused
+from kvpool.errors import ConfigError, PeerNotAsked, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control import server as server_module
 from kvpool.peers.control.link import LinkSettings
@@ -175,6 +176,23 @@ async def test_a_late_answer_is_dropped_and_its_chunks_are_released() -> None:
         assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
 
 
+async def test_what_an_owner_may_still_write_has_no_answer_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Stage has: nothing of it is written, and its puller has its deadlines."""
+    monkeypatch.setattr(server_module, "STAGE_S", 0.01)
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        stage = replace(stage_of(1), wait_ms=0)
+        into = r.StageInto(*(*astuple(stage), b"agent", 1, bytes(r.MARK_BYTES)))
+        written = link.request(into, 60.0)
+        with pytest.raises(Refused, match="no answer by the deadline"):
+            await link.request(stage, 60.0)
+        assert not written.done()
+        assert owner.stages[0][1] == into
+        assert owner.stages[0][2](staged_of(into))
+        assert await written == staged_of(into)
+
+
 async def test_the_owner_answers_for_a_service_that_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "FOLLOW_S", 0.01)
     owner, keys = Owner(is_slow=True), KeyOwner()
@@ -209,7 +227,7 @@ async def test_unanswered_pulls_of_a_peer_are_bounded_on_both_sides() -> None:
         server = nodes.serve(owner, settings=fast(ControlServerSettings(), waiting_max=3))
         link = await nodes.watch(link=LinkSettings(waiting_max=5, connect_s=5.0, ping_s=10.0)).ready(server)
         asked = [link.request(pull_of(number), 10.0) for number in range(1, 6)]
-        with pytest.raises(PeerUnreachable, match="5 requests without an answer"):
+        with pytest.raises(PeerNotAsked, match="5 requests without an answer"):
             await link.request(pull_of(6), 10.0)
         for one in asked[3:]:
             with pytest.raises(Refused, match="wait for their answers"):

@@ -1,0 +1,257 @@
+"""NIXL behind the calls that the child process makes: writes into other nodes' bounce buffers.
+
+Imported by that process alone, and the library only when it begins: it is an optional package. Measured on 1.5.1: its progress
+thread keeps a core busy, so there is none, and it moves only while it is asked; a name that is used again is refused and the
+former agent stays, so each life has a name of its own; a transfer that was given up still writes; over TCP it listens on every
+device's address, without authentication; at the interpreter's end it crashes, so that the process ends by `os._exit`.
+
+An agent's description is what its memory is written by: this node's goes to the owners it asks, and no owner's to anybody. It
+counts for the node that its agent is named for alone, and the name is read before the library knows it: to load another node's,
+or to remove it, would end that node's writes.
+Threads: any. Guarded by `_turn`: every call of the library.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import mmap
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvpool.clock import Deadline
+from kvpool.ids import NIXL_PACKAGES
+from kvpool.peers.control.records import AGENT_BYTES_MAX
+from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
+
+BACKEND = "UCX"
+# UCX's names of transports, by protocol: one host's daemons have shared memory of kvpool's own.
+TRANSPORTS = {"tcp": "tcp", "rdma": "ib"}
+# Agents that are known at once, of all nodes and of one, which has one for each life: beyond, the one that was used longest ago
+# is forgotten. Of one node that is none that was met within NODE_AGENTS_S: each takes two descriptors, which the library keeps
+# when it is removed (measured).
+AGENTS_MAX = 1024
+NODE_AGENTS_MAX = 4
+NODE_AGENTS_S = 60.0
+# For the library to end another thread's call: while one hangs, nothing is looked at.
+TURN_S = 0.1
+SEPARATOR = "/"
+# Each life's description begins with this, eight bytes of a length, and its name (1.5.1).
+HEAD = b"nixlSerDes|Agent"
+SYS_NET = Path("/sys/class/net")
+_LISTENING = "0A"
+
+
+# A node, and the description of its agent.
+Agent = tuple[str, bytes]
+
+
+class NixlClient:
+    """See `child.MoveClient` and `child.Notices`."""
+
+    def __init__(self, agent: Any, errors: tuple[type[Exception], ...], base: int, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+        self._agent = agent
+        self._errors = errors
+        self._base = base
+        self._turn = threading.Lock()
+        self._names: OrderedDict[Agent, str] = OrderedDict()
+        self._fresh: dict[Agent, Deadline] = {}  # since they were met, of the same ones
+        self._writes: dict[int, tuple[Any, Agent]] = {}  # handle, and whose memory
+        self._numbers = 0
+
+    @property
+    def notices(self) -> "NixlClient":
+        """See `MoveClient`."""
+        return self
+
+    def submit(self, other: Sequence[Any], offset: int, address: int, size: int) -> int:
+        """See `MoveClient`. `other`: an Agent."""
+        agent: Agent = (other[0], other[1])
+        handle = None
+        with self._turn:
+            try:
+                name = self._name_of(agent)
+                here = self._agent.get_xfer_descs([(self._base + offset, size, 0)], "DRAM")
+                there = self._agent.get_xfer_descs([(address, size, 0)], "DRAM")
+                handle = self._agent.initialize_xfer("WRITE", here, there, name)
+                has_failed = self._agent.transfer(handle) == "ERR"
+            except self._errors:
+                has_failed = True
+            if has_failed:
+                self._release(handle)
+                self._forget(agent)
+                return 0
+            self._numbers += 1
+            self._writes[self._numbers] = (handle, agent)
+            return self._numbers
+
+    def look(self, number: int) -> int:
+        """See `MoveClient`."""
+        if not self._turn.acquire(timeout=TURN_S):
+            return 0
+        try:
+            handle, agent = self._writes[number]
+            try:
+                state = self._agent.check_xfer_state(handle)
+            except self._errors:
+                state = "ERR"
+            if state == "PROC":
+                return 0
+            del self._writes[number]
+            self._release(handle)
+            if state == "DONE":
+                return 1
+            self._forget(agent)
+            return -1
+        finally:
+            self._turn.release()
+
+    def notify(self, other: Sequence[Any], mark: bytes) -> bool:
+        """See `Notices`."""
+        with self._turn:
+            try:
+                self._agent.send_notif(self._name_of((other[0], other[1])), mark)
+            except self._errors:
+                return False
+        return True
+
+    def heard(self) -> list[bytes]:
+        """See `Notices`."""
+        if not self._turn.acquire(timeout=TURN_S):
+            return []
+        try:
+            found: dict[Any, list[bytes]] = self._agent.get_new_notifs()
+        except self._errors:
+            return []
+        finally:
+            self._turn.release()
+        return [mark for marks in found.values() for mark in marks]
+
+    def close(self) -> None:
+        """See `MoveClient`. The process ends at once: nothing is given back that the system does not take."""
+
+    def _name_of(self, agent: Agent) -> str:
+        """The agent's name. Raises ValueError, or an error of the library, where it is none, or another node's."""
+        known = self._names.get(agent)
+        if known is not None:
+            self._names.move_to_end(agent)
+            return known
+        node, described = agent
+        name = name_in(described)
+        if name.rpartition(SEPARATOR)[0] != node or name in self._names.values():
+            raise ValueError(f"{name} is no agent of {node}, or is described otherwise")
+        of_node = [one for one in self._names if one[0] == node]
+        if len(of_node) >= NODE_AGENTS_MAX:
+            self._make_room([one for one in of_node if self._fresh[one].has_passed()])
+        if len(self._names) >= AGENTS_MAX:
+            self._make_room(list(self._names))
+        self._agent.add_remote_agent(described)
+        self._names[agent], self._fresh[agent] = name, Deadline(NODE_AGENTS_S)
+        return name
+
+    def _make_room(self, agents: Sequence[Agent]) -> None:
+        """Forget the first agent that is not written to. Raises ValueError where there is none."""
+        if not any(self._forget(agent) for agent in agents):
+            raise ValueError("there is no room for a further agent")
+
+    def _forget(self, agent: Agent) -> bool:
+        """An agent's connection has failed, or is needed no longer: it is made anew where it is wanted again. False while it
+        is written to."""
+        if any(whose == agent for _, whose in self._writes.values()):
+            return False
+        name = self._names.pop(agent, None)
+        if name is not None:
+            del self._fresh[agent]
+            with contextlib.suppress(*self._errors):  # the library has forgotten it by itself
+                self._agent.remove_remote_agent(name)
+        return True
+
+    def _release(self, handle: Any) -> None:
+        """A write has ended, or was not begun."""
+        if handle is not None:
+            with contextlib.suppress(*self._errors):
+                self._agent.release_xfer_handle(handle)
+
+
+def name_in(described: bytes) -> str:
+    """The name in an agent's description. Raises ValueError where there is none."""
+    begin = len(HEAD) + 8
+    end = begin + int.from_bytes(described[len(HEAD) : begin], "little")
+    if not described.startswith(HEAD) or not begin < end <= len(described):
+        raise ValueError("this describes no agent of NIXL")
+    return described[begin:end].decode()
+
+
+def connect_nixl(settings: Mapping[str, Any], memory: mmap.mmap) -> NixlClient:
+    """Begin to serve and to write. Raises ConnectionError, ImportError or OSError with the reason."""
+    protocol, devices = settings["protocol"], settings["devices"]
+    if protocol == "rdma" and not has_rdma_devices():
+        raise ConnectionError(f"peer.rdma_protocol is 'rdma' and {INFINIBAND} has no device")
+    known = {one.name for one in (INFINIBAND if protocol == "rdma" else SYS_NET).iterdir()}
+    if unknown := sorted(set(filter(None, devices.split(","))) - known):
+        raise ConnectionError(
+            f"peer.rdma_devices names {', '.join(unknown)}, expected devices of this machine for {protocol}: "
+            f"{', '.join(sorted(known))}"
+        )
+    first, last = settings["ports"]
+    os.environ["UCX_TLS"] = TRANSPORTS[protocol]
+    os.environ["UCX_TCP_PORT_RANGE"] = f"{first}-{last}"
+    if devices:
+        suffix = ":1" if protocol == "rdma" else ""  # a device's port, which UCX names, too
+        os.environ["UCX_NET_DEVICES"] = ",".join(f"{device}{suffix}" for device in devices.split(","))
+    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    api, bindings = _import_nixl()
+    errors = tuple(one for one in vars(bindings).values() if isinstance(one, type) and issubclass(one, Exception))
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    name = f"{settings['node']}{SEPARATOR}{secrets.token_hex(16)}"
+    try:
+        agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND]))
+        agent.register_memory([(base, len(memory), 0, "")], "DRAM")
+        described: bytes = agent.get_agent_metadata()
+    except errors as error:
+        raise ConnectionError(
+            f"NIXL cannot begin with {protocol}, devices {devices!r}, ports {first} to {last} and {len(memory)} bytes: {error}"
+            + (" (RDMA pins them: see LimitMEMLOCK)" if protocol == "rdma" else "")
+        ) from error
+    if len(described) > AGENT_BYTES_MAX:
+        raise ConnectionError(
+            f"NIXL describes this node in {len(described)} bytes, expected {AGENT_BYTES_MAX} at most: see peer.rdma_devices"
+        )
+    try:
+        is_read = name_in(described) == name
+    except ValueError:
+        is_read = False
+    if not is_read:
+        raise ConnectionError("this release of NIXL describes agents otherwise than 1.5.1: install kvpool[nixl]")
+    host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
+    port = _listening_port()
+    facts = {"server": f"{host}:{port}", "base": base, "port": port, "agent": described}
+    return NixlClient(agent, (*errors, ValueError), base, facts)
+
+
+def _import_nixl() -> tuple[Any, Any]:
+    """The library's two modules. Raises ImportError that says what to install."""
+    package = next((one for one in NIXL_PACKAGES if importlib.util.find_spec(one) is not None), NIXL_PACKAGES[0])
+    try:
+        return importlib.import_module(f"{package}._api"), importlib.import_module(f"{package}._bindings")
+    except ImportError as error:
+        raise ImportError(f"NIXL cannot be imported ({error}): install kvpool[nixl]") from error
+
+
+def _listening_port() -> int:
+    """A TCP port of this process that others connect to; 1 where there is none, for RDMA has no such ports."""
+    folder = Path("/proc/self/fd")
+    own = {str(one.readlink()) for one in list(folder.iterdir()) if one.is_symlink()}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in own:
+                return int(fields[1].rpartition(":")[2], 16)
+    return 1
