@@ -7,7 +7,7 @@
                       [0, "call off", mark]: it will not
                       [number, "ping"]: answered by the thread that calls the library, if it does not hang there
     process → daemon: [number, [code]], 0 where they have moved, or the mark was heard; once nothing of it can write into any
-                      memory any more
+                      memory any more. UNBEGUN: nothing of it has moved
 
 A server that accepts a connection and never answers keeps TransferEngine, and every other read with it, for a minute. After
 SUBMIT_S the process therefore names that move (HUNG) and ends.
@@ -51,6 +51,7 @@ SUBMIT_S = 8.0
 HUNG = -2
 MOVE, EXPECT, CALL_OFF, PING = "move", "expect", "call off", "ping"
 CALLED_OFF = -3
+UNBEGUN = -4
 # Marks that nobody has expected yet: an owner may be faster than this process is with its own daemon's request.
 EARLY_MAX = 1024
 # Between two looks at the library where nothing was submitted.
@@ -84,7 +85,8 @@ class MoveClient(Protocol):
         ...
 
     def submit(self, other: Any, offset: int, address: int, size: int) -> int:
-        """Begin to move bytes between the memory and another one's; a number, 0 where it cannot."""
+        """Begin to move bytes between the memory and another one's; a number, 0 where that has failed, less where nothing of it
+        has begun."""
         ...
 
     def look(self, number: int) -> int:
@@ -171,14 +173,14 @@ class _Moves:
                 number = self._client.submit(move.other, move.offset + begun, move.address + begun, piece)
             with self._changed:
                 self._submitted = None
-                if number:
+                if number > 0:
                     move.begun += piece
                     move.left += 1
                     self._pieces.append((number, move))
                     self._quiet = Deadline(QUIET_S)
                     self._changed.notify_all()
                 else:
-                    move.code = -1
+                    move.code = move.code or (UNBEGUN if number < 0 and not begun else -1)
                 is_submitted = move.code != 0 or move.begun == move.size
                 if is_submitted:
                     self._asked.remove(move)

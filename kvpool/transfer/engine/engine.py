@@ -29,7 +29,7 @@ from kvpool.ids import PAGE_BYTES
 from kvpool.peers.back_off import BackOffSettings, Uniform
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
-from kvpool.transfer.engine.child import CALL_OFF, CALLED_OFF, EXPECT, HUNG, MOVE, PING
+from kvpool.transfer.engine.child import CALL_OFF, CALLED_OFF, EXPECT, HUNG, MOVE, PING, UNBEGUN
 from kvpool.transfer.ranges import Ranges
 
 log = logging.getLogger(__name__)
@@ -66,11 +66,12 @@ class Half(IntEnum):
 
 
 class MoveEnd(IntEnum):
-    """The end of a move."""
+    """The end of a move. UNBEGUN: a write of which nothing has moved, and will not."""
 
     DONE = 0
     FAILED = 1
     LATE = 2
+    UNBEGUN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[MoveEnd] = loop.create_future()
         if taken.memory is not self.process.memory or not self.is_serving:
-            ended.set_result(MoveEnd.FAILED)
+            ended.set_result(MoveEnd.UNBEGUN)
             return ended
         taken.is_moving = True
         timers = [loop.call_later(timeout_s, self._end_late, ended)]
@@ -311,10 +312,10 @@ class Engine:
                 self._free(taken)
             if codes == [HUNG]:
                 self._blame(taken.peer)
-            is_done = codes == [0]
-            self.counts["failed_reads"] += not is_done and codes != [CALLED_OFF]
+            end = MoveEnd.DONE if codes == [0] else MoveEnd.UNBEGUN if codes == [UNBEGUN] else MoveEnd.FAILED
+            self.counts["failed_reads"] += end is not MoveEnd.DONE and codes != [CALLED_OFF]
             if not ended.done():
-                ended.set_result(MoveEnd.DONE if is_done else MoveEnd.FAILED)
+                ended.set_result(end)
 
         def blame() -> None:
             if writes_to and not self._is_pinged:  # else the process itself hangs

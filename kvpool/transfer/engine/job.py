@@ -24,7 +24,7 @@ from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd
+from kvpool.transfer.engine.engine import BounceRange, Engine, Expected, Half, MoveEnd
 from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import ChunkEnd, Ending, Order
 
@@ -270,19 +270,17 @@ async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -
 
     Whoever gives up meanwhile leaves a question that was sent behind: its answer may be that the range is not written to."""
     engine, asked = around.engine, around.asked
-    expected = engine.expect(wanted.into, timeout_s=timeout_s)
-    place = engine.agent, engine.address_of(wanted.into), expected.mark
-    stage = r.StageInto(*(*astuple(wanted.stage), *place))
-    sent: list[r.StageInto] = []
+    place = engine.agent, engine.address_of(wanted.into)  # of the life of the process that the range is from
+    expected: list[Expected] = []  # once it is sent
 
     def send() -> r.StageInto:
-        sent.append(stage)
-        return stage
+        expected.append(engine.expect(wanted.into, timeout_s=timeout_s))
+        return r.StageInto(*(*astuple(wanted.stage), *place, expected[0].mark))
 
     def settle(task: "asyncio.Task[r.Staged]") -> None:
         asked.discard(task)
-        if not sent or (not task.cancelled() and _brings_nothing(task)):
-            engine.call_off(wanted.into, expected)
+        if expected and not task.cancelled() and _brings_nothing(task):
+            engine.call_off(wanted.into, expected[0])
 
     question = asyncio.get_running_loop().create_task(
         _ask(around.asking, wanted.link, wanted.node, send, timeout_s=timeout_s)
@@ -292,11 +290,11 @@ async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -
     try:
         staged = await asyncio.shield(question)
     except asyncio.CancelledError:
-        if not sent:
+        if not expected:
             question.cancel()
         raise
     if staged.gone or staged.address:
-        _check_end(await expected.ended, f"{wanted.node} has not written")
+        _check_end(await expected[0].ended, f"{wanted.node} has not written")
     return staged
 
 

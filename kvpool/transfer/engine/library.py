@@ -85,13 +85,14 @@ def connect_engine(settings: Mapping[str, Any], memory: mmap.mmap) -> TransferEn
 
 def _verify_protocol(protocol: str) -> None:
     """Raises ConnectionError where the library uses another protocol than it was asked for."""
-    uses_verbs = any(name.startswith(VERBS_DEVICES) for name in _open_files())
+    uses_verbs = any(name.startswith(VERBS_DEVICES) for name in open_files())
     if uses_verbs != (protocol == "rdma"):
         used = "rdma" if uses_verbs else "tcp"
         raise ConnectionError(f"TransferEngine uses {used}, expected {protocol}: see peer.rdma_devices")
 
 
-def _open_files() -> list[str]:
+def open_files() -> list[str]:
+    """What this process has open, as the system names it."""
     folder = Path("/proc/self/fd")
     # The descriptor of the listing itself is closed by then.
     return [str(one.readlink()) for one in list(folder.iterdir()) if one.is_symlink()]

@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import mmap
 import os
+import resource
 import secrets
 import threading
 from collections import OrderedDict
@@ -28,16 +29,19 @@ from kvpool.clock import Deadline
 from kvpool.ids import NIXL_PACKAGES
 from kvpool.peers.control.records import AGENT_BYTES_MAX
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
+from kvpool.transfer.engine.library import open_files
 
 BACKEND = "UCX"
 # UCX's names of transports, by protocol: one host's daemons have shared memory of kvpool's own.
 TRANSPORTS = {"tcp": "tcp", "rdma": "ib"}
 # Agents that are known at once, of all nodes and of one, which has one for each life: beyond, the one that was used longest ago
-# is forgotten. Of one node that is none that was met within NODE_AGENTS_S: each takes two descriptors, which the library keeps
-# when it is removed (measured).
+# is forgotten. Of one node no more are met within NODE_AGENTS_S, the same one again included: each takes two descriptors, which
+# the library keeps when it is removed (measured). The process ends before they take half of what it may have, once nothing is
+# written.
 AGENTS_MAX = 1024
 NODE_AGENTS_MAX = 4
 NODE_AGENTS_S = 60.0
+MET_PART = 4
 # For the library to end another thread's call: while one hangs, nothing is looked at.
 TURN_S = 0.1
 SEPARATOR = "/"
@@ -61,9 +65,11 @@ class NixlClient:
         self._base = base
         self._turn = threading.Lock()
         self._names: OrderedDict[Agent, str] = OrderedDict()
-        self._fresh: dict[Agent, Deadline] = {}  # since they were met, of the same ones
+        self._lately: dict[str, list[Deadline]] = {}  # of each node, for each agent that was met within NODE_AGENTS_S
         self._writes: dict[int, tuple[Any, Agent]] = {}  # handle, and whose memory
         self._numbers = 0
+        self._met = 0
+        self._met_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // MET_PART
 
     @property
     def notices(self) -> "NixlClient":
@@ -73,13 +79,16 @@ class NixlClient:
     def submit(self, other: Sequence[Any], offset: int, address: int, size: int) -> int:
         """See `MoveClient`. `other`: an Agent."""
         agent: Agent = (other[0], other[1])
-        handle = None
         with self._turn:
             try:
                 name = self._name_of(agent)
                 here = self._agent.get_xfer_descs([(self._base + offset, size, 0)], "DRAM")
                 there = self._agent.get_xfer_descs([(address, size, 0)], "DRAM")
                 handle = self._agent.initialize_xfer("WRITE", here, there, name)
+            except self._errors:
+                self._forget(agent)
+                return -1
+            try:
                 has_failed = self._agent.transfer(handle) == "ERR"
             except self._errors:
                 has_failed = True
@@ -137,22 +146,34 @@ class NixlClient:
         """See `MoveClient`. The process ends at once: nothing is given back that the system does not take."""
 
     def _name_of(self, agent: Agent) -> str:
-        """The agent's name. Raises ValueError, or an error of the library, where it is none, or another node's."""
-        known = self._names.get(agent)
-        if known is not None:
+        """The agent's name. Raises ValueError, or an error of the library, where it is none, or another node's; RuntimeError,
+        which ends the process, after too many."""
+        name = self._names.get(agent, "")
+        if name:
             self._names.move_to_end(agent)
-            return known
+            return name
         node, described = agent
         name = name_in(described)
         if name.rpartition(SEPARATOR)[0] != node or name in self._names.values():
             raise ValueError(f"{name} is no agent of {node}, or is described otherwise")
-        of_node = [one for one in self._names if one[0] == node]
-        if len(of_node) >= NODE_AGENTS_MAX:
-            self._make_room([one for one in of_node if self._fresh[one].has_passed()])
-        if len(self._names) >= AGENTS_MAX:
-            self._make_room(list(self._names))
+        lately = {
+            whose: left for whose, met in self._lately.items() if (left := [one for one in met if not one.has_passed()])
+        }
+        if len(lately.setdefault(node, [])) >= NODE_AGENTS_MAX:
+            raise ValueError(f"{node} has had {NODE_AGENTS_MAX} agents within {NODE_AGENTS_S:g} s")
+        for known, most in (
+            ([one for one in self._names if one[0] == node], NODE_AGENTS_MAX),
+            (list(self._names), AGENTS_MAX),
+        ):
+            if len(known) >= most:
+                self._make_room(known)
+        if self._met >= self._met_max and not self._writes:
+            raise RuntimeError(f"{self._met} agents were met, whose descriptors NIXL keeps: a new process has none")
+        self._met += 1
+        lately[node].append(Deadline(NODE_AGENTS_S))
+        self._lately = lately
         self._agent.add_remote_agent(described)
-        self._names[agent], self._fresh[agent] = name, Deadline(NODE_AGENTS_S)
+        self._names[agent] = name
         return name
 
     def _make_room(self, agents: Sequence[Agent]) -> None:
@@ -167,16 +188,14 @@ class NixlClient:
             return False
         name = self._names.pop(agent, None)
         if name is not None:
-            del self._fresh[agent]
             with contextlib.suppress(*self._errors):  # the library has forgotten it by itself
                 self._agent.remove_remote_agent(name)
         return True
 
     def _release(self, handle: Any) -> None:
-        """A write has ended, or was not begun."""
-        if handle is not None:
-            with contextlib.suppress(*self._errors):
-                self._agent.release_xfer_handle(handle)
+        """A write has ended, or has not begun."""
+        with contextlib.suppress(*self._errors):
+            self._agent.release_xfer_handle(handle)
 
 
 def name_in(described: bytes) -> str:
@@ -247,8 +266,7 @@ def _import_nixl() -> tuple[Any, Any]:
 
 def _listening_port() -> int:
     """A TCP port of this process that others connect to; 1 where there is none, for RDMA has no such ports."""
-    folder = Path("/proc/self/fd")
-    own = {str(one.readlink()) for one in list(folder.iterdir()) if one.is_symlink()}
+    own = open_files()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()

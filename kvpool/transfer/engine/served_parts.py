@@ -142,29 +142,15 @@ class ServedParts:
     def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, node: str) -> None:
         """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
-        settings = self._engine.settings
-        writes = self._engine.writes
-        is_wanted = writes if isinstance(stage, r.StageInto) else stage.rows == 0 or not writes
-        if stage.protocol == settings.way and not is_wanted:
-            answer(
-                r.Refused(
-                    r.RefusalCode.TRANSPORT, f"{settings.title} of this node {'writes' if writes else 'is read from'}"
-                )
-            )
-        elif not self._engine.is_serving or stage.protocol != settings.way:
-            here = settings.way if self._engine.is_serving else "none that runs"
-            text = f"{settings.title} of this node uses {here}, the puller's {stage.protocol}"
-            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
-        elif isinstance(stage, r.StageInto) and self._engine.blames(node):
-            text = f"{settings.title} does not write to {node} for a while: its writes have kept it from others"
-            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        lack = self._lack(stage, node)
+        if lack:
+            answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node {lack}"))
         elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
             greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, node))
             self._greetings.add(greeting)
             greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
-            where = self._engine.served_address  # for a read that makes a connection
-            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, where, b"", b""))
+            answer(self._staged(stage, self._engine.served_address))  # for a read that makes a connection
         elif offered is None:
             answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
         elif not self._can_be(offered, stage):
@@ -187,10 +173,24 @@ class ServedParts:
         del offered.tasks[stage.part]
         offered.writing.discard(stage.part)
         if task.cancelled():
-            answer(self._none(stage))
+            answer(self._staged(stage))
 
-    def _none(self, stage: r.AnyStage) -> r.Staged:
-        return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b"")
+    def _lack(self, stage: r.AnyStage, node: str) -> str:
+        """Why nothing can move as a Stage wants it; empty where it can."""
+        engine, way = self._engine, self._engine.settings.way
+        if not engine.is_serving or stage.protocol != way:
+            return f"uses {way if engine.is_serving else 'none that runs'}, the puller's {stage.protocol}"
+        if isinstance(stage, r.StageInto) != engine.writes and (stage.rows or not engine.writes):
+            return "writes" if engine.writes else "is read from"
+        if isinstance(stage, r.StageInto) and engine.blames(node):
+            return f"does not write to {node} for a while: its writes have kept it from others"
+        if not stage.rows and 0 < self._bytes_per_s < engine.part_bytes(1):  # its parts would come too late
+            return f"is not used below {engine.part_bytes(1)} bytes in a second, see peer.rate"
+        return ""
+
+    def _staged(self, stage: r.AnyStage, address: int = 0, checks: bytes = b"", gone: bytes = b"") -> r.Staged:
+        """The answer to a Stage; without an address none of its rows."""
+        return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone)
 
     def _can_be(self, offered: _Offered, stage: r.AnyStage) -> bool:
         """Whether there can be such a part: each number has one range at most."""
@@ -201,21 +201,20 @@ class ServedParts:
         """Write a page, whatever it has, so that the connection is made."""
         taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, node)
         if taken is None:
-            answer(self._none(stage))
-        elif await self._write(taken, stage, node):
-            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, stage.address, b"", b""))
+            answer(self._staged(stage))
         else:
-            answer(self._unwritten())
+            answer(await self._write(taken, stage, node) or self._staged(stage, stage.address))
 
-    async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> bool:
-        """Write a range to where a node wants it, and give it back. Ends when nothing of it can be written any more."""
+    async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> r.Refused | None:
+        """Write a range to where a node wants it, and give it back; a refusal where that fails. Ends when nothing of it can be
+        written any more."""
         try:
-            return await self._engine.write(taken, stage, node=node, size=taken.size) is MoveEnd.DONE
+            end = await self._engine.write(taken, stage, node=node, size=taken.size)
         finally:
             self._engine.give(taken)
-
-    def _unwritten(self) -> r.Refused:
-        return r.Refused(r.RefusalCode.UNWRITTEN, f"{self._engine.settings.title} of this node could not write")
+        code = r.RefusalCode.TRANSPORT if end is MoveEnd.UNBEGUN else r.RefusalCode.UNWRITTEN
+        text = f"{self._engine.settings.title} of this node could not write"
+        return None if end is MoveEnd.DONE else r.Refused(code, text)
 
     async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, node: str) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
@@ -225,7 +224,7 @@ class ServedParts:
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
         taken = await self._wait_for_room(len(rows.checks) * size, offered.peer, deadline) if rows else None
         if rows is None or taken is None:
-            answer(self._none(stage))
+            answer(self._staged(stage))
             return
         copying = asyncio.get_running_loop().run_in_executor(self._threads, self._copy, rows, taken)
         try:
@@ -247,13 +246,14 @@ class ServedParts:
             if is_wanted and begin.has_passed():  # its puller would no longer wait for the end
                 self._engine.give(taken)
             if not is_wanted or begin.has_passed():
-                answer(self._none(stage))
+                answer(self._staged(stage))
                 return
             offered.writing.add(stage.part)
-            if not await self._write(taken, stage, node):
-                answer(self._unwritten())
+            refusal = await self._write(taken, stage, node)
+            if refusal is not None:
+                answer(refusal)
                 return
-        answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
+        answer(self._staged(stage, address, checks, gone))
 
     async def _wait_for_rows(self, offered: _Offered, first: int, most: int, deadline: Deadline) -> _Rows | None:
         """The first rows that have landed, or whose chunks have gone; None where the first one does neither in time."""

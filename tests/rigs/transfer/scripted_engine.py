@@ -99,7 +99,7 @@ class ScriptedAgent(ScriptedEngine):
 
     def submit(self, other: Any, offset: int, address: int, size: int) -> int:
         node, described = other
-        return super().submit(other, offset, address, size) if described.rpartition(b"/")[0] == node.encode() else 0
+        return super().submit(other, offset, address, size) if described.rpartition(b"/")[0] == node.encode() else -1
 
     def notify(self, other: Any, mark: bytes) -> bool:
         (self._marks_of(other[1]) / mark.hex()).touch()

@@ -62,6 +62,12 @@ def brief_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "EXPECTED_S", 2.0)
 
 
+@pytest.fixture
+def lasting_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owner's word gives a range back."""
+    monkeypatch.setattr(engine_module, "EXPECTED_S", 1e6)
+
+
 def arrived(pair: Pair) -> None:
     for name in range(CHUNKS):
         assert pair.here.node.chunk(name) == payload(name)
@@ -136,7 +142,7 @@ async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: d
 @pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize(
     "change",
-    [{"address": 1 << 62}, {"address": 1}, {"agent": b"here/9"}, {"agent": b"another/9"}, {"agent": bytes(300)}],
+    [{"address": 1 << 62}, {"address": 1}, {"agent": b"here/9"}],
     ids=str,
 )
 async def test_places_that_are_not_the_pullers_are_not_written(pair: Pair, change: dict[str, Any]) -> None:
@@ -147,12 +153,21 @@ async def test_places_that_are_not_the_pullers_are_not_written(pair: Pair, chang
 
 
 @only_writes
-@pytest.mark.usefixtures("brief_quarantine")
-async def test_an_agent_of_another_node_is_not_written_to(pair: Pair) -> None:
-    """Whoever asks has to be who the agent names."""
-    pair.link.node = "another"
+@pytest.mark.parametrize(
+    ("node", "change"),
+    [("another", {}), ("here", {"agent": b"another/9"}), ("here", {"agent": bytes(300)})],
+    ids=str,
+)
+async def test_an_agent_of_another_node_is_not_written_to(
+    pair: Pair, lasting_quarantine: None, node: str, change: dict[str, Any]
+) -> None:
+    """Whoever asks has to be who the agent names; the puller hears that nothing was written."""
+    pair.link.node = node
+    pair.link.ask = lambda stage: replace(stage, **change) if isinstance(stage, r.StageInto) else stage
     ends = await pair.pull(pair.order())
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
+    assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
+    await nothing_is_taken(pair)
 
 
 @only_reads
@@ -331,32 +346,33 @@ async def test_what_does_not_come_takes_few_looks(library: str, monkeypatch: pyt
 
 
 @only_writes
-@pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize(
-    ("error", "is_doubtful"),
+    ("error", "quarantine"),
     [
-        (PeerNotAsked("not connected"), False),
-        (PeerUnreachable("no answer in time"), True),
-        (Refused(r.RefusalCode.BUSY, "too many"), False),
-        (Refused(r.RefusalCode.TRANSPORT, "another protocol"), False),
-        (Refused(r.RefusalCode.UNWRITTEN, "it could not write"), True),
-        (Refused(r.RefusalCode.FAILED, "no answer by the deadline"), True),
+        (PeerNotAsked("not connected"), "lasting_quarantine"),
+        (PeerUnreachable("no answer in time"), "brief_quarantine"),
+        (Refused(r.RefusalCode.BUSY, "too many"), "lasting_quarantine"),
+        (Refused(r.RefusalCode.TRANSPORT, "another protocol"), "lasting_quarantine"),
+        (Refused(r.RefusalCode.UNWRITTEN, "it could not write"), "brief_quarantine"),
+        (Refused(r.RefusalCode.FAILED, "no answer by the deadline"), "brief_quarantine"),
     ],
     ids=str,
 )
 async def test_a_range_is_used_again_only_where_nothing_of_it_can_be_written(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception, is_doubtful: bool
+    pair: Pair, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, error: Exception, quarantine: str
 ) -> None:
-    def request(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
+    request.getfixturevalue(quarantine)
+
+    def fail(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
         assert isinstance(stage, r.StageInto), timeout_s
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answered.set_exception(error)
         return answered
 
-    monkeypatch.setattr(pair.link, "request", request, raising=False)
+    monkeypatch.setattr(pair.link, "request", fail, raising=False)
     engine = pair.here.engine
     assert {one.ending for one in await pair.pull(pair.order())} == {Ending.FAILED}
-    if is_doubtful:
+    if quarantine == "brief_quarantine":
         assert engine.quarantined_bytes > 0
         await asyncio.sleep(0.5)  # long enough for the process to answer
         assert engine.quarantined_bytes > 0, "until EXPECTED_S"
@@ -374,9 +390,12 @@ async def test_a_question_that_never_got_its_turn_is_not_sent_behind_the_pulls_e
         await around.asking._turns.begin_turn("owner", nobody)
     assert pair.here.transport.submit(pair.order())
     await until(lambda: around.asked, "it waits for its turn")
+    engine = pair.here.engine
+    assert engine.process.asked == 0, "nothing is expected of a question that is not sent"
     for task in pair.here.transport._running.values():
         task.cancel()
     assert {one.ending for one in await pair.ends()} == {Ending.CANCELLED}
+    assert engine.quarantined_bytes == 0
     await until(lambda: not around.asked, "it waits no longer")
     for _ in range(STAGES.at_once):
         around.asking._turns.end_turn("owner", nobody)
@@ -748,3 +767,26 @@ async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
         parts = len(pair.link.asked)
         assert loop.time() - begun_s >= 0.25 * (parts - 1) / parts - 0.1
+
+
+async def test_a_rate_that_makes_parts_late_chooses_the_stream(engines: Pair) -> None:
+    least = engines.owner.engine.part_bytes(1)
+    for rate, is_accepted in ((least - 1, False), (least, True)):
+        async with on_engines_of(engines, rate=rate) as pair:
+            assert await pair.here.transport.accepts(pair.order()) is is_accepted
+
+
+@only_writes
+async def test_a_write_by_a_process_that_has_ended_is_none(tmp_path: Path, library: str) -> None:
+    """Its owner waits for its own rate meanwhile; the puller need not wait for the bytes."""
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        taken = engine.reserve_range(Half.SERVED, 1000, "here")
+        assert taken is not None
+        engine.process.kill("a test")
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        stage = pair.stage(1, 0, 1)
+        assert isinstance(stage, r.StageInto)
+        refusal = await pair.owner.parts._write(taken, stage, "here")
+        assert refusal is not None
+        assert refusal.code == r.RefusalCode.TRANSPORT
