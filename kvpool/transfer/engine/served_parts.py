@@ -151,10 +151,8 @@ class ServedParts:
             greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
             answer(self._staged(stage, self._engine.served_address))  # for a read that makes a connection
-        elif offered is None:
-            answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
-        elif not self._can_be(offered, stage):
-            answer(r.Refused(r.RefusalCode.PROTOCOL, "a part that there cannot be"))
+        elif offered is None or not self._can_be(offered, stage):
+            answer(r.Refused(r.RefusalCode.PROTOCOL, "no part that there can be, or of no pull with chunks here"))
         else:
             for part in np.frombuffer(stage.ended, "<u4").tolist():
                 if part in offered.parts:
