@@ -161,12 +161,11 @@ class NixlClient:
         }
         if len(lately.setdefault(node, [])) >= NODE_AGENTS_MAX:
             raise ValueError(f"{node} has had {NODE_AGENTS_MAX} agents within {NODE_AGENTS_S:g} s")
-        for known, most in (
-            ([one for one in self._names if one[0] == node], NODE_AGENTS_MAX),
-            (list(self._names), AGENTS_MAX),
-        ):
-            if len(known) >= most:
-                self._make_room(known)
+        own = [one for one in self._names if one[0] == node]
+        if len(own) >= NODE_AGENTS_MAX:
+            self._make_room(own)
+        elif len(self._names) >= AGENTS_MAX:
+            self._make_room(list(self._names))
         if self._met >= self._met_max and not self._writes:
             raise RuntimeError(f"{self._met} agents were met, whose descriptors NIXL keeps: a new process has none")
         self._met += 1
