@@ -692,6 +692,9 @@ class Directory:
         Pins a chunk of a namespace; 0 where it is not stored here. Does not count as a use.
         """
 
+    def pin_keys(self, namespace: int, keys: bytes) -> int:
+        """One such pin on all of these that are stored here; 0 where none is."""
+
     def unpin(self, pin: int) -> bool:
         """Ends a pin: its chunks count as unused. False where it is unknown."""
 

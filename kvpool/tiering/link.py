@@ -136,12 +136,17 @@ class StockedLink(Link[StockedT]):
 
     def verify(self, *, with_shared: bool = True) -> list[str]:
         """See `Link`."""
-        pins = self.checksum_jobs.pins
+        pins = self.checksum_jobs.pins + self._kept_below
         return self.slots.verify(with_shared=with_shared, holds=self._holds_below, pins=pins) + super().verify()
 
     @property
     def _holds_below(self) -> int:
         """Holds of its jobs in the tier's directory."""
+        return 0
+
+    @property
+    def _kept_below(self) -> int:
+        """Pins in the tier's directory on what its jobs are to read soon."""
         return 0
 
     def _note_closed(self) -> None:

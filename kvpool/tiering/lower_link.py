@@ -134,6 +134,10 @@ class LowerLink(StockedLink[Backing]):
     def _holds_below(self) -> int:
         return self.promotions.holds
 
+    @property
+    def _kept_below(self) -> int:
+        return self.promotions.kept
+
     def _remember_evicted(self) -> None:
         if self._ghosts and self.admission.needs_ghosts:
             self._arena.remember_evicted(self._ghosts)

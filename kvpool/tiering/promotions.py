@@ -8,7 +8,7 @@ landed.
         └──failed──► dropped with its descendants; a chunk with bad bytes in the lower tier is dropped there too
 
 Control thread only; no I/O. Invariant: each promotion under way has one hold in the directory of each of the two tiers, and
-releases both after its last chunk was reported.
+releases both after its last chunk was reported. `kept`: pins in the lower tier's directory on what is to be promoted soon.
 """
 
 from dataclasses import dataclass, replace
@@ -68,6 +68,7 @@ class Promotions:
         self._bad_chunk_log = bad_chunk_log
         self._landings = Landings(directory, lower.name, clock)
         self._under_way = 0
+        self.kept = 0
 
     def __repr__(self) -> str:
         return f"<Promotions {self._under_way} jobs>"
@@ -98,6 +99,21 @@ class Promotions:
         if run.chunks > chunks:
             failpoint.reach("daemon.promote.held")
         return run
+
+    def keep_each(self, namespace: Namespace, keys: KeyColumn) -> HoldId:
+        """Keep those of these chunks that the lower tier has from leaving it, until `let_go`: 0 where it has none. No use."""
+        pin = (
+            HoldId(self._lower.slots.directory.pin_keys(namespace.id, keys.packed))
+            if self._lower.can_read
+            else HoldId(0)
+        )
+        self.kept += bool(pin)
+        return pin
+
+    def let_go(self, pin: HoldId) -> None:
+        """End what `keep_each` has begun."""
+        self._lower.slots.directory.unpin(pin)
+        self.kept -= 1
 
     def promote_each(self, wanted: Wanted, now_ns: int) -> list[int]:
         """Start to read those of chunks that are alone which the tier has: which of the wanted ones these are. In the arena or

@@ -154,6 +154,11 @@ class Tiering:
         """Promote chunks of a run: how many leading ones are in the arena or being promoted. Takes over the run's hold."""
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
 
+    def keep_each(self, namespace: Namespace, keys: KeyColumn) -> list[Callable[[], None]]:
+        """Keep those of these chunks that are alone from leaving the lower tiers that have them: what ends that, for each."""
+        pins = [(link.promotions, link.promotions.keep_each(namespace, keys)) for link in self.lower]
+        return [partial(promotions.let_go, pin) for promotions, pin in pins if pin]
+
     def bring_each(self, wanted: Wanted, asker: Asker | None) -> set[int]:
         """Start to bring chunks that are alone from the lower tiers that have them, then from other nodes: the numbers of those
         that any has. In the arena or on its way is what has got a slot. `asker`: for whom other nodes are asked; None: none is.

@@ -167,6 +167,12 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
             return self.pin_key(known_namespace(self, owner), one_key(key)).value_or(0);
           },
           "namespace"_a, "key"_a, "Pins a chunk of a namespace; 0 where it is not stored here. Does not count as a use.")
+      .def(
+          "pin_keys",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys) {
+            return self.pin_keys(known_namespace(self, owner), {packed_keys(keys), keys.size()}).value_or(0);
+          },
+          "namespace"_a, "keys"_a, "One such pin on all of these that are stored here; 0 where none is.")
       .def("unpin", &Directory::unpin, "pin"_a, "Ends a pin: its chunks count as unused. False where it is unknown.");
 }
 

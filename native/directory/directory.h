@@ -183,6 +183,8 @@ class Directory {
   [[nodiscard]] std::vector<HoldId> unsaved_holders() const;
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
   [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
+  // One pin on those of these chunks that are stored here; nothing where none is.
+  [[nodiscard]] std::optional<HoldId> pin_keys(NamespaceId owner, std::span<const uint8_t> keys);
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
 

@@ -117,12 +117,19 @@ std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
 }
 
 std::optional<HoldId> Directory::pin_key(NamespaceId owner, const ChunkKey& key) {
-  const RecordId id = find_record(key);
-  if (!id.valid() || records_[id].owner != owner || records_[id].state != ChunkState::READY || records_[id].pins == MAX_PINS) {
-    return std::nullopt;
+  return pin_keys(owner, {reinterpret_cast<const uint8_t*>(&key), KEY_BYTES});
+}
+
+std::optional<HoldId> Directory::pin_keys(NamespaceId owner, std::span<const uint8_t> keys) {
+  HoldTable::Records pinned;
+  for (size_t at = 0; at + KEY_BYTES <= keys.size(); at += KEY_BYTES) {
+    const RecordId id = find_record(ChunkKey::from_bytes(keys.data() + at));
+    if (id.valid() && records_[id].owner == owner && records_[id].state == ChunkState::READY && records_[id].pins < MAX_PINS) {
+      add_pin(id);
+      pinned.push_back(id);
+    }
   }
-  add_pin(id);
-  return holds_.open_pin({id}).id;
+  return pinned.empty() ? std::nullopt : std::optional(holds_.open_pin(std::move(pinned)).id);
 }
 
 RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {

@@ -66,7 +66,8 @@ def start_sglang(weights: str) -> Iterator[Callable[..., Any]]:
         ) -> sglang_standin.Controller:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": weights}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "revision": weights}
+            extra |= {"timeout_s": TIMEOUT_S, "batch_timeout_s": TIMEOUT_S}
             extra |= fields.pop("extra", {})
             config = sglang_standin.StorageConfig(extra_config=extra, **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]

@@ -10,6 +10,7 @@ import ast
 import inspect
 from dataclasses import field as dataclass_field
 from dataclasses import make_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvpool.events import Event, EventKind
 from kvpool.layout import Layout
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.states import Level
+from kvpool_client.vllm import tier
 from kvpool_client.vllm.connector import ConnectorCalls
 from kvpool_client.vllm.event_feed import _maker_of
 from tests.engines.lmcache import standin as lmcache_standin
@@ -99,6 +101,36 @@ def test_the_connector_takes_what_vllm_gives(version: str) -> None:
             assert [argument.arg for argument in methods[name].args] == list(taken), name
             overridden += 1
     assert overridden > 30
+
+
+@pytest.mark.parametrize("version", recorded("vllm"))
+def test_the_tier_takes_what_vllm_gives_and_gives_what_vllm_takes(version: str) -> None:
+    """Its class, whose base is vLLM's, is read and not made."""
+    lines = recorded("vllm")[version]
+    methods = methods_of(lines, "SecondaryTierManager")
+    abstract = {
+        line.split(".")[1].partition("(")[0]
+        for line in lines
+        if "SecondaryTierManager." in line and "(abstract)" in line
+    }
+    source = ast.parse((Path(tier.__file__).parent / "tier.py").read_text())
+    (own,) = (node for node in source.body if isinstance(node, ast.ClassDef))
+    taken = {node.name: _names(node.args) for node in own.body if isinstance(node, ast.FunctionDef)}
+    assert abstract <= taken.keys()
+    known = taken.keys() & methods.keys()
+    assert {name: taken[name] for name in known} == {name: _names(methods[name]) for name in known}
+    assert {name for name in taken if not name.startswith("_")} <= methods.keys()
+    fields = {line.removeprefix("vllm ").partition(":")[0] for line in lines}
+    assert {f"TransferJob.{name}" for name in ("job_id", "keys", "chunk_ids", "req_context")} <= fields
+    assert [line for line in lines if line.startswith("vllm JobResult.")][:4] == [
+        "vllm JobResult.job_id: JobId",
+        "vllm JobResult.success: bool",
+        "vllm JobResult.successful_keys: Collection[OffloadKey] | None = None",
+        "vllm JobResult.transfer_time: float | None = None",
+    ], "three are given by place, the fourth by name"
+    asked = _names(methods_of(lines, "ReqContext")["get_offload_key_position"])
+    assert asked == ["self", "key"]
+    assert _names(methods_of(lines, "EngineCore")["collective_rpc"])[:2] == ["self", "method"]
 
 
 def test_the_connector_has_what_vllm_asks_of_one_before_its_memory_goes() -> None:

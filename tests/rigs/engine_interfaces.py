@@ -47,6 +47,9 @@ INTERFACES = {
             "distributed/kv_transfer/kv_connector/v1/metrics.py": ("KVConnectorStats", "KVConnectorPromMetrics"),
             "distributed/kv_events.py": ("BlockStored", "BlockRemoved", "AllBlocksCleared"),
             "v1/kv_hints/protocol.py": ("KvHintAction", "KvHintsEnvelope"),
+            "v1/kv_offload/tiering/base.py": ("TransferJob", "JobResult", "SecondaryTierManager"),
+            "v1/engine/core.py": ("EngineCore",),
+            "v1/kv_offload/base.py": ("ReqContext", "RequestOffloadingContext", "OffloadingCounterMetadata"),
         },
     ),
     "sglang": Interface(

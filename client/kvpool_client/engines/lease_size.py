@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
+from kvpool.layout import Layout
 from kvpool.states import PEER
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
 
 CHUNKS_AT_ONCE = 64
-# Bytes of them: of large chunks so few that a slow disk has them in a second (guess).
+# Bytes of them: of large chunks so few that a slow disk has them in a second, and a small pool room for a save (guess).
 BYTES_AT_ONCE = 256 << 20
 # By how much a lease that was too large makes the next one smaller; within a few of them one chunk is left.
 SHRINKS_BY = 4
@@ -29,6 +30,11 @@ LONG = 0.5
 _PAUSE_S = 0.005
 
 
+def chunks_at_once(layout: Layout, most: int) -> int:
+    """How many chunks of a layout are moved in one request, at most so many: of large ones so few that they find room."""
+    return max(1, min(most, BYTES_AT_ONCE // layout.chunk_bytes))
+
+
 class LeaseSize:
     """See the module. `count`: chunks of the next lease."""
 
@@ -36,7 +42,7 @@ class LeaseSize:
         """`timeout_s`: the Pool's."""
         self._pool = pool
         self._timeout_s = timeout_s
-        self._most = max(1, min(CHUNKS_AT_ONCE, BYTES_AT_ONCE // pool.layout.chunk_bytes))
+        self._most = chunks_at_once(pool.layout, CHUNKS_AT_ONCE)
         self.count = self._most
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ class _Part:
 
 
 class KVPoolAdapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache's class is untyped here
-    """See `kvpool_client.lmcache`. Configured by `adapter_params`; raises InvalidArgument where they are wrong."""
+    """See `kvpool_client.lmcache`. Configured by `adapter_params`; raises ConfigError where they are wrong."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ LMCache's L1 and the arena.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Deadline
-from kvpool.states import DRAM, PEER, TokenRange
+from kvpool.states import DRAM, TokenRange
 from kvpool_client.connection.stall import Stall
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
+from kvpool_client.engines.lease_size import CHUNKS_AT_ONCE, chunks_at_once
+from kvpool_client.engines.set_loads import SetLoads
 from kvpool_client.lmcache.object_layout import Form, address_of, are_valid, bytes_of, layout_of
 from kvpool_client.lmcache.settings import Settings
 from kvpool_client.named_keys import Names
@@ -31,12 +33,6 @@ from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.load import Load
 
-# Objects leased in one request and copied by one native job; the next ones are leased while these are copied.
-OBJECTS_AT_ONCE = 64
-# Bytes of them: of large objects so few that a save of them finds room in a small pool (guess).
-BYTES_AT_ONCE = 256 << 20
-# Of objects that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
-PULLS_AT_ONCE = 12
 # Objects locked by one request.
 LOCKS_AT_ONCE = 1024
 
@@ -81,7 +77,9 @@ class ObjectStore:
             copy_threads=settings.copy_threads,
             name=connection_name("lmcache", 0, 1),
         )
-        self._at_once = max(1, min(OBJECTS_AT_ONCE, BYTES_AT_ONCE // self.object_bytes))
+        self._set_loads = SetLoads(self._pool, guard, timeout_s=settings.timeout_s)
+        self._is_closing = threading.Event()
+        self._saves_at_once = chunks_at_once(self._pool.layout, CHUNKS_AT_ONCE)
         self._counting = threading.Lock()
         self._counts = {  # guarded by _counting
             "loaded_objects": 0,
@@ -136,30 +134,21 @@ class ObjectStore:
     def load(self, names: Names, memories: Sequence[Any], deadline: Deadline) -> npt.NDArray[np.bool_]:
         """Bring objects into these; which of them are there and were verified. The bytes of others are undefined. After it has
         returned, nothing is written there."""
+
+        def load_part(lease: Lease, places: npt.NDArray[np.intp]) -> list[str] | None:
+            moved = [memories[place] for place in places.tolist()]
+            if not self._are_valid(moved):
+                return None
+            with self._pool.load_set(lease, self._addresses_of(moved)) as load:
+                states = load.wait_watched(_Watch(load, moved, deadline), deadline).states
+            return list(states) if self._are_valid(moved) else None
+
         good = np.zeros(len(names), np.bool_)
-        held: list[Lease] = []
         try:
-            parts = self._parts_of(self._pool.probe(names))
-            part = next(parts, None)
-            while part is not None and not deadline.has_passed():
-                lease = held[-1] if held else self._lease(names, part, held)
-                moved = memories[part]
-                if not self._are_valid(moved):
-                    break
-                with self._pool.load_set(lease, self._addresses_of(moved)) as load:
-                    part, loading = next(parts, None), part
-                    if part is not None:
-                        self._lease(names, part, held)
-                    states = load.wait_watched(_Watch(load, moved, deadline), deadline).states
-                if self._are_valid(moved):
-                    good[loading] = [state == "complete" for state in states]
-                held.remove(lease)
-                lease.release()
+            states = self._set_loads.load(names, load_part, deadline=deadline, stop=self._is_closing)
+            good = np.array([state == "complete" for state in states], np.bool_)
         except ENGINE_FAILURES as error:
             self._guard.miss("load", error)
-        finally:
-            for lease in reversed(held):
-                lease.release()
         loaded = int(good.sum())
         self._count("loaded_objects", loaded)
         if loaded < len(good) and deadline.has_passed():
@@ -171,12 +160,12 @@ class ObjectStore:
         this save has stored. After it has returned, nothing is read there."""
         is_whole, stored = True, 0
         try:
-            for first in reversed(range(0, len(names), self._at_once)):
+            for first in reversed(range(0, len(names), self._saves_at_once)):
                 if deadline.has_passed():
-                    self._count("late_save_objects", min(first + self._at_once, len(names)))
+                    self._count("late_save_objects", min(first + self._saves_at_once, len(names)))
                     is_whole = False
                     break
-                part = slice(first, first + self._at_once)
+                part = slice(first, first + self._saves_at_once)
                 moved = memories[part]
                 if not self._are_valid(moved):
                     is_whole = False
@@ -208,7 +197,9 @@ class ObjectStore:
 
     def close(self) -> None:
         """End the connection: everything is a miss from then on, what is under way too. Idempotent."""
+        self._is_closing.set()
         self._pool.close()
+        self._set_loads.close()
 
     def _count(self, name: str, amount: int) -> None:
         with self._counting:
@@ -224,17 +215,3 @@ class ObjectStore:
 
     def _addresses_of(self, memories: Sequence[Any]) -> list[int]:
         return [address_of(memory, self.object_bytes) for memory in memories]
-
-    def _lease(self, names: Names, part: slice, held: list[Lease]) -> Lease:
-        held.append(self._pool.acquire_set(names[part]))
-        return held[-1]
-
-    def _parts_of(self, levels: Levels) -> Iterator[slice]:
-        """Objects that are loaded together, `_at_once` at most and of those of other nodes PULLS_AT_ONCE."""
-        first, pulls = 0, 0
-        for number, is_elsewhere in enumerate((levels >= PEER).tolist()):
-            if number - first >= self._at_once or (is_elsewhere and pulls >= PULLS_AT_ONCE):
-                yield slice(first, number)
-                first, pulls = number, 0
-            pulls += is_elsewhere
-        yield slice(first, len(levels))

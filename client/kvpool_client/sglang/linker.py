@@ -55,7 +55,7 @@ Levels = npt.NDArray[np.uint8]
 
 
 class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class is untyped here
-    """See the module. Raises InvalidArgument where its configuration is wrong."""
+    """See the module. Raises ConfigError where its configuration is wrong."""
 
     def __init__(
         self,
@@ -71,6 +71,9 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         self.forward_stream = forward_stream
         self._guard = FailureGuard(_log)
         self._shard = _shard_of(params)
+        # Of this engine's own names: all ranks make the same ones, since SGLang resets them in the same step.
+        self._engine = self._guard.call("agree", uuid4().hex, _drawn_word, params, self._shard.tp_size)
+        self._resets = self._changes = 0  # of versions, since the last reset
         self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
         self._first_revision, refusal = named(self._settings, name, server_args, os.environ)
         self._revision = self._first_revision
@@ -283,6 +286,7 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         version = weights_version()
         if version != self._seen_version:
             self._seen_version = version
+            self._changes += 1
             self._promises.clear()
             self._rename_as("")
 
@@ -292,28 +296,44 @@ class KVPoolLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang's class 
         version, is_within = weights_update()
         is_named = self._settings.updates_are_named and version != self._reset_version
         self._seen_version = self._reset_version = version
+        self._resets, self._changes = self._resets + 1, 0
         if is_named:
             self._rename_as(version)
         elif is_within or self._is_alone or not self._settings.updates_are_named:
             self._rename_as("")
 
     def _rename_as(self, version: str) -> None:
-        """The name of a version, which engines share; empty: one of this engine's own, that nobody had before."""
+        """The name of a version, which engines share; empty: one of this engine's own, that nobody had before: each rank has it
+        once it has come as far, and where ranks differ they find nothing of one another's."""
         if self._first_revision is None:
             return
         self._is_alone = not version
-        self._revision = Revision(
-            {"updated": version or uuid4().hex, "alone": not version}, origin=self._first_revision
-        )
+        own = f"{self._engine} {self._resets} {self._changes} {self._seen_version}"
+        self._revision = Revision({"updated": version or own, "alone": not version}, origin=self._first_revision)
         for store in self._stores.values():
             store.rename(self._revision)
+
+
+def _group_of(params: Any) -> Any:
+    """The ranks that have the same requests in the same steps."""
+    return getattr(params, "attn_tp_cache_group", None) or getattr(params, "tp_cache_group", None)
+
+
+def _drawn_word(params: Any, ranks: int) -> str:
+    """A word that nobody had before, drawn by the first rank of the group. All of them wait for it, as they start."""
+    import torch  # optional heavy dependency: SGLang brings it
+
+    drawn = torch.tensor(list(uuid4().bytes), dtype=torch.uint8)
+    if ranks > 1:
+        torch.distributed.broadcast(drawn, group=_group_of(params), group_src=0)
+    return bytes(drawn.tolist()).hex()
 
 
 def _shard_of(params: Any) -> Shard:
     """The part of the KV that this rank has."""
     import torch  # optional heavy dependency: SGLang brings it
 
-    group = getattr(params, "attn_tp_cache_group", None) or getattr(params, "tp_cache_group", None)
+    group = _group_of(params)
     rank, size = 0, 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, size = torch.distributed.get_rank(group=group), torch.distributed.get_world_size(group=group)

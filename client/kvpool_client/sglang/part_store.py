@@ -9,6 +9,7 @@ Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any
 backup threads. Copies per byte: one, by the Pool's native threads.
 """
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,8 @@ from kvpool.states import PEER, TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
+from kvpool_client.engines.lease_size import ASKED_MAX, CHUNKS_AT_ONCE, LeaseSize, chunks_at_once
+from kvpool_client.engines.set_loads import PULLS_AT_ONCE
 from kvpool_client.hint_envelope import Outcome
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
@@ -30,13 +33,7 @@ from kvpool_client.sglang.settings import Settings
 from kvpool_client.verbs.lease import Lease
 from kvpool_client.verbs.set_load import SetLoad
 
-# Pages leased in one request, and loaded in one job; the next ones are leased while these are copied.
-LOADS_AT_ONCE = 64
-# Loaded pages whose leases are kept until all are released in order: as many as SGLang requests at once.
-HELD_MAX = 128
-# Of pages that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
-PULLS_AT_ONCE = 12
-# As many as SGLang backs up at once.
+# As many as SGLang backs up at once; of large ones fewer.
 SAVES_AT_ONCE = 128
 # Pages of a request that a linker has leased at once: as many as one request may name.
 LEASED_AT_ONCE = m.SET_KEYS_MAX
@@ -63,6 +60,9 @@ class PartStore:
             copy_threads=settings.copy_threads,
             name=connection_name("sglang", pages.layout.rank, pages.layout.world),
         )
+        self._size = LeaseSize(self._pool, timeout_s=settings.timeout_s)
+        self._saves_at_once = chunks_at_once(pages.layout, SAVES_AT_ONCE)
+        self._is_closed = threading.Event()
         self._counts = {
             "loaded_pages": 0,
             "saved_pages": 0,
@@ -77,7 +77,7 @@ class PartStore:
         return f"<PartStore {self._pool!r} {self._cache!r}>"
 
     def count_present(self, keys: Sequence[str]) -> int:
-        """How many leading pages the pool has. No request, but one for each LOADS_AT_ONCE where a shared store is asked."""
+        """How many leading pages the pool has. No request, but one for each CHUNKS_AT_ONCE where a shared store is asked."""
         try:
             return self._count_present(keys)
         except ENGINE_FAILURES as error:
@@ -111,10 +111,13 @@ class PartStore:
         ]
 
     def fetch_up(self, keys: Sequence[str]) -> None:
-        """Have pages of lower tiers and other nodes brought to DRAM, as far as there is room. Waits for it."""
-        names = _names(keys)
-        for first in range(0, len(keys), LEASED_AT_ONCE):
-            self._pool.acquire_set(names[first : first + LEASED_AT_ONCE]).release()
+        """Have pages of lower tiers and other nodes brought to DRAM, as far as there is room. Waits for it, as long as a batch
+        may take."""
+        names, held, deadline = _names(keys), list[Lease](), Deadline(self._settings.batch_timeout_s)
+        while len(names) and (not held or held[-1].held.all()) and not deadline.has_passed():
+            asked, names = names[: self._size.count], names[self._size.count :]
+            held.append(self._size.acquire_set(asked))
+        _release_leases(held)
 
     def begin_load(self, lease: Lease, numbers: Sequence[int]) -> SetLoad:
         """A load of leased pages into those of the engine with these numbers, one for each page that was named, −1 to leave it
@@ -153,11 +156,11 @@ class PartStore:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             names = _names(keys)
             retention = self._page_retention(extra_info, len(keys), self._pages.page_tokens)
-            for first in reversed(range(0, len(keys), SAVES_AT_ONCE)):
+            for first in reversed(range(0, len(keys), self._saves_at_once)):
                 if deadline.has_passed():
-                    self._counts["late_save_pages"] += min(first + SAVES_AT_ONCE, len(keys))
+                    self._counts["late_save_pages"] += min(first + self._saves_at_once, len(keys))
                     break
-                asked = slice(first, first + SAVES_AT_ONCE)
+                asked = slice(first, first + self._saves_at_once)
                 answer[asked] = self._save_pages(names[asked], numbers[asked], retention[asked])
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_set", error)
@@ -169,12 +172,13 @@ class PartStore:
 
     def close(self) -> None:
         """End the connection. Idempotent."""
+        self._is_closed.set()
         self._pool.close()
 
     def _count_present(self, keys: Sequence[str]) -> int:
         names, present, levels = _names(keys), 0, b""
         while present < len(keys):
-            asked = names[present : present + LOADS_AT_ONCE]
+            asked = names[present : present + CHUNKS_AT_ONCE]
             found = self._pool.probe(asked, asks_store=True)
             leading = _leading(found > 0)
             levels += found[:leading].tobytes()
@@ -189,37 +193,51 @@ class PartStore:
         names, good = _names(keys), 0
         held: list[Lease] = []
         try:
-            leased, pulls = self._lease_pages(names, held)
+            leased, pulls = self._lease_pages(names, held, deadline)
             while leased and not deadline.has_passed():
                 end = good + leased
                 lease = held[-1]
                 blocks = numbers[good : good + len(lease.held)]
                 with self._pool.load_set(lease, cache=self._cache, block_ids=blocks) as load:
-                    leased, pulls_ahead = (0, 0) if pulls else self._lease_pages(names[end:], held)
+                    leased, pulls_ahead = (0, 0) if pulls else self._lease_leading(names[end:], held)
                     good += _leading(
                         np.array([state == "complete" for state in load.wait(deadline.remaining_s()).states])
                     )
                 if good < end:
                     break
-                if pulls:
-                    leased, pulls_ahead = self._lease_pages(names[end:], held)
+                if not leased:
+                    leased, pulls_ahead = self._lease_pages(names[end:], held, deadline)
                 pulls = pulls_ahead
                 done = held[:-1] if leased else held
-                if sum(one.chunks for one in done) >= HELD_MAX:
+                if sum(one.chunks for one in done) >= 2 * self._size.count:
                     _release_leases(done)
-                    held = held[len(done) :]
+                    del held[: len(done)]
         finally:
             _release_leases(held)
         return good
 
-    def _lease_pages(self, names: Names, held: list[Lease]) -> tuple[int, int]:
+    def _lease_pages(self, names: Names, held: list[Lease], deadline: Deadline) -> tuple[int, int]:
+        """The same. Where a lease left out the first page: again, a few pages, once those before have made room."""
+        leased = pulls = 0
+        for _ in range(ASKED_MAX):
+            asked_before = len(held)
+            leased, pulls = self._lease_leading(names, held)
+            if leased or len(held) == asked_before or deadline.has_passed():
+                break
+            _release_leases(held)
+            held.clear()
+            if not self._size.levels_again(names[:1], deadline, self._is_closed).any():
+                break
+        return leased, pulls
+
+    def _lease_leading(self, names: Names, held: list[Lease]) -> tuple[int, int]:
         """Lease leading pages, as many as may be leased at once: how many they are, and how many of them another node has."""
-        levels = self._pool.probe(names[:LOADS_AT_ONCE], asks_store=True)
+        levels = self._pool.probe(names[: self._size.count], asks_store=True)
         levels = levels[: _leading(levels > 0)]
         levels = levels[: _leading(np.cumsum(levels >= PEER) <= PULLS_AT_ONCE)]
         if not len(levels):
             return 0, 0
-        lease = self._pool.acquire_set(names[: len(levels)])
+        lease = self._size.acquire_set(names[: len(levels)])
         held.append(lease)
         return _leading(lease.held), int(np.count_nonzero(levels >= PEER))
 

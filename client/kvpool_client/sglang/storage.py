@@ -33,7 +33,7 @@ _SPLIT_PAGES = (
 
 
 class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is untyped here
-    """See `kvpool_client.sglang`. Configured by SGLang's extra config; raises InvalidArgument where that is wrong."""
+    """See `kvpool_client.sglang`. Configured by SGLang's extra config; raises ConfigError where that is wrong."""
 
     def __init__(self, storage_config: Any, _kwargs: object = None) -> None:
         settings = Settings.read(storage_config.extra_config, storage_config.model_name)

@@ -49,7 +49,7 @@ _engine = _interface()
 
 
 class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
-    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong.
+    """See `kvpool_client.trtllm`. Raises ConfigError where the environment's settings are wrong.
 
     Under attention data parallelism every owner has one, and its plans go to the owner's own worker.
     """
@@ -95,7 +95,7 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
 
 
 class KVPoolWorker(_engine.KvCacheConnectorWorker):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
-    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong."""
+    """See `kvpool_client.trtllm`. Raises ConfigError where the environment's settings are wrong."""
 
     supports_attention_dp = True
 

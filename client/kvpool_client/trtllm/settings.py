@@ -6,17 +6,23 @@ read in the background (`engines/weights`). Any thread.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvpool.errors import InvalidArgument, LayoutMismatch, did_you_mean
-from kvpool.socket_path import fault_of_path, find_socket
-from kvpool_client.arguments import is_text
-from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
+from kvpool.errors import LayoutMismatch
+from kvpool.socket_path import find_socket
+from kvpool_client.engines.settings import integer, read_settings, seconds
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
 
 PREFIX = "TLLM_KVPOOL_"
+_OWN = {
+    "claim_timeout_s": seconds(),
+    "staging_mib": integer(1, 1 << 20),
+    "window_mib": integer(1, 1 << 20),
+    "retention_s": seconds(most=4_000_000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +59,16 @@ class Settings:
 
     @classmethod
     def read(cls, llm_args: Any, environment: Mapping[str, str], version: str) -> "Settings":
-        """The settings of one engine. Raises InvalidArgument, naming every variable that is wrong."""
-        given = {key.removeprefix(PREFIX): value for key, value in environment.items() if key.startswith(PREFIX)}
-        known = [PREFIX + key for key in (*_TEXTS, *_NUMBERS)]
-        faults = [
-            f"{PREFIX}{key} is no setting{did_you_mean(PREFIX + key, known)}"
-            for key in given
-            if PREFIX + key not in known
-        ]
-        texts = {name: given[key] for key, name in _TEXTS.items() if key in given}
-        if "socket" in texts and (fault := fault_of_path(texts["socket"])):
-            faults.append(f"{PREFIX}SOCKET is {texts['socket']!r}, expected {fault}")
-        if texts.get("model") and not is_model_name(texts["model"]):
-            faults.append(f"{PREFIX}MODEL is {texts['model']!r}, expected {MODEL_EXPECTED}")
-        if not is_text(texts.get("salt", "")):
-            faults.append(f"{PREFIX}SALT is {texts['salt']!r}, expected text in UTF-8")
-        numbers = {}
-        for key, (name, least, most) in _NUMBERS.items():
-            if key in given:
-                numbers[name] = _number(given[key])
-                is_whole = isinstance(least, float) or numbers[name] % 1 == 0
-                if not is_whole or not least <= numbers[name] <= most:
-                    faults.append(f"{PREFIX}{key} is {given[key]!r}, expected {least}..{most}")
-        if faults:
-            raise InvalidArgument("; ".join(faults))
-        model = texts.pop("model", "") or str(llm_args.model)
-        revision, unknown = _revision(llm_args, texts.pop("revision", ""), environment)
+        """The settings of one engine. Raises ConfigError, naming every variable that is wrong."""
+        variables = {key.removeprefix(PREFIX): text for key, text in environment.items() if key.startswith(PREFIX)}
+        # Names of settings are those of variables in small letters, and a variable in small letters is none.
+        given = {name.swapcase(): _value(name.swapcase(), text) for name, text in variables.items()}
+        values = read_settings(cls, given, _OWN, spelled=lambda name: PREFIX + name.swapcase())
+        for size in ("staging", "window"):
+            if f"{size}_mib" in values:
+                values[f"{size}_bytes"] = values.pop(f"{size}_mib") << 20
+        model = values.pop("model", "") or str(llm_args.model)
+        revision, unknown = _revision(llm_args, values.pop("revision", ""), environment)
         refusal = _refusal(llm_args) or unknown
         is_attention_dp = bool(getattr(llm_args, "enable_attention_dp", False))
         backend = getattr(llm_args, "attn_backend", "")
@@ -91,18 +81,12 @@ class Settings:
             tokens_per_block=int(llm_args.kv_cache_config.tokens_per_block),
             ranks=1 if is_attention_dp else int(getattr(llm_args, "tensor_parallel_size", 1)),
             format=f"trtllm-1 {version} {backend}",
-            timeout_s=numbers.get("timeout_s", 0.5),
-            claim_timeout_s=numbers.get("claim_timeout_s", 0.005),
-            staging_bytes=int(numbers.get("staging_mib", 1024)) << 20,
-            window_bytes=int(numbers.get("window_mib", 1024)) << 20,
-            copy_threads=int(numbers.get("copy_threads", 2)),
-            retention_s=numbers.get("retention_s", 3600.0),
             is_layerwise=is_eager,
             is_attention_dp=is_attention_dp,
             has_scratch_pages=bool(getattr(llm_args.kv_cache_config, "enable_swa_scratch_reuse", False)),
             refusal=refusal or READING,
             later=None if refusal else revision,
-            **texts,
+            **values,
         )
         return settings.named()
 
@@ -123,22 +107,12 @@ class Settings:
         return self if revision is None else replace(self, revision=revision, refusal="", later=None)
 
 
-_TEXTS = {"SOCKET": "socket", "SALT": "salt", "MODEL": "model", "REVISION": "revision"}
-_NUMBERS = {
-    "TIMEOUT_S": ("timeout_s", 0.001, 3600.0),
-    "CLAIM_TIMEOUT_S": ("claim_timeout_s", 0.001, 3600.0),
-    "STAGING_MIB": ("staging_mib", 1, 1 << 20),
-    "WINDOW_MIB": ("window_mib", 1, 1 << 20),
-    "COPY_THREADS": ("copy_threads", 1, 64),
-    "RETENTION_S": ("retention_s", 0.001, 4_000_000.0),
-}
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+def _value(name: str, text: str) -> str | int | float:
+    """What a variable's text stands for."""
+    for kind in (int, float) if name.endswith(("_s", "_mib", "_threads")) else ():
+        with suppress(ValueError):  # the text is none
+            return kind(text)
+    return text
 
 
 def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tuple[Revision | None, str]:

@@ -1,24 +1,28 @@
-"""Settings of the vLLM connector: the `kvpool.*` keys of `kv_connector_extra_config`.
+"""Settings of the vLLM connector: the `kvpool.*` keys of `kv_connector_extra_config`. Immutable; any thread."""
 
-A wrong value refuses the engine's start and names the key, the value and what was expected, all faults at once: that is
-the one moment at which raising is right. Immutable; any thread.
-"""
-
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from kvpool.errors import ConfigError, did_you_mean
-from kvpool.socket_path import fault_of_path, find_socket
-from kvpool_client.engines.given_names import MODEL_EXPECTED, is_model_name
+from kvpool.errors import ConfigError
+from kvpool.socket_path import find_socket
+from kvpool_client.engines.settings import choice, integer, read_settings, seconds, switch
 
 PREFIX = "kvpool."
 # Reuses 97 % of what blocks of 16 tokens would at prompts of 300 to 1500 tokens, 256 reuses 86 % (docs/engines.md).
 CHUNK_TOKENS_WANTED = 64
-SECONDS_MAX = 3600.0
-THREADS_MAX = 64
-SIGHTINGS_WANTED_MAX = 1000
-HEAD_GROUPS_WANTED_MAX = 1024
+_OWN = {
+    "chunk_tokens": integer(0, 1 << 20),
+    "wait_s": seconds(0),
+    "load": choice("async", "sync"),
+    "always_load": switch,
+    "load_threads": integer(1, 64),
+    "announce": switch,
+    "save": choice("prompt", "all"),
+    "save_after": integer(1, 1000),
+    "events": switch,
+    "reset": choice("engine", "node"),
+    "head_groups": integer(0, 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +66,8 @@ class Settings:
     @classmethod
     def of(cls, extra: Mapping[str, object]) -> "Settings":
         """The settings in `kv_connector_extra_config`. Raises ConfigError with every fault."""
-        known = {PREFIX + field.name: field.name for field in fields(cls)}
-        faults = [
-            f"{key} is unknown{did_you_mean(str(key), known)}; expected one of {', '.join(known)}"
-            for key in extra
-            if str(key).startswith(PREFIX) and key not in known
-        ]
-        values = {known[key]: value for key, value in extra.items() if key in known}
-        faults += [fault for name, value in values.items() if (fault := _fault(name, value))]
-        if faults:
-            raise ConfigError(faults)
-        if "socket" in values:
-            values["socket"] = os.fsdecode(values["socket"])  # type: ignore[arg-type]  # a path by the check above
-        return cls(**values)  # type: ignore[arg-type]  # every value was checked above
+        given = {key.removeprefix(PREFIX): value for key, value in extra.items() if key.startswith(PREFIX)}
+        return cls(**read_settings(cls, given, _OWN, spelled=PREFIX.__add__))
 
     def chunk_tokens_for(self, block_tokens: int, *, has_states: bool = False) -> int:
         """Tokens of a chunk for an engine with such blocks. Raises ConfigError unless they are whole blocks.
@@ -90,29 +83,3 @@ class Settings:
                 ]
             )
         return self.chunk_tokens
-
-
-def _fault(name: str, value: object) -> str:
-    text = f"{PREFIX}{name} is {value!r}, expected "
-    if name == "socket":
-        fault = fault_of_path(value)
-        return text + fault if fault else ""
-    if name == "model":
-        return "" if is_model_name(value) else text + MODEL_EXPECTED
-    if name == "reset":
-        return "" if value in ("engine", "node") else text + "'engine' or 'node'"
-    if name == "load":
-        return "" if value in ("async", "sync") else text + "'async' or 'sync'"
-    if name == "save":
-        return "" if value in ("prompt", "all") else text + "'prompt' or 'all'"
-    if name in ("always_load", "announce", "events"):
-        return "" if isinstance(value, bool) else text + "true or false"
-    if name in ("timeout_s", "wait_s"):
-        lowest_is_in = name == "wait_s"
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
-        return "" if is_right else text + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
-    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX, "head_groups": HEAD_GROUPS_WANTED_MAX}
-    least = 0 if name in ("chunk_tokens", "head_groups") else 1
-    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most.get(name, THREADS_MAX)
-    return "" if is_count else text + f"an integer {least}..{most.get(name, THREADS_MAX)}"

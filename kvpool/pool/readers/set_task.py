@@ -1,15 +1,15 @@
 """Set task: holds on chunks of a group, each alone, part by part: what DRAM has first, then what other tiers and nodes have.
 
 What is not stored, not allowed, or has no room is left out; no key waits for another one. What DRAM has of the whole set is
-held before any of it is brought here: none of it makes room for what the set names before it. Control thread only; `now_ns` is
-an argument.
+held before any of it is brought here, and what lower tiers have is kept there until the end: none of it makes room for what the
+set names before it. Control thread only; `now_ns` is an argument.
 
 Invariant: `_held` has the holds of each rank, which count for the holder; a place of the set is in one of them at most, and in
 one exactly where `_has` of that rank says so.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import kvpool_native
 from kvpool.ids import ConnectionId, HoldId
@@ -49,6 +49,7 @@ class SetTask:
         self._columns = keys.by_rank(len(self._ranks))
         self.count = len(self._columns[0])
         self._held: list[list[kvpool_native.HeldSet]] = [[] for _ in self._ranks]
+        self._kept: list[Callable[[], None]] = []  # what ends that lower tiers keep some of it
         self._has = [bytearray(self.count) for _ in self._ranks]
         self._asker = Asker(session.connection) if tiering.remotes and not session.is_peer else None
         self._sought_at_once = max(1, SOUGHT_AT_ONCE // len(self._ranks))
@@ -91,7 +92,10 @@ class SetTask:
         return {rank: [HoldId(hold)] for rank, hold in zip(ranks, joined.holds, strict=True)}, joined.places
 
     def release_holds(self, now_ns: int) -> None:
-        """Release the remaining holds, a bounded number at once."""
+        """Release the remaining holds, a bounded number at once; lower tiers may lose what they have of it."""
+        kept, self._kept = self._kept, []
+        for let_go in kept:
+            let_go()
         holds, self._held = self.holds, []
         self._ending.release_holds(holds, now_ns)
 
@@ -104,7 +108,12 @@ class SetTask:
             if name not in self._seen:  # what is named twice counts where it is named first
                 self._seen.add(name)
                 places.append(place)
-        self._missing.extend(self._hold(range(len(self._ranks)), places, now_ns))
+        missing = self._hold(range(len(self._ranks)), places, now_ns)
+        self._missing.extend(missing)
+        for rank, namespace in enumerate(self._ranks):
+            lacking = [place for place in missing if not self._has[rank][place]]
+            if lacking:
+                self._kept += self._tiering.keep_each(namespace, self._columns[rank].chosen(lacking))
 
     def _hold(self, ranks: Sequence[int], places: Sequence[int], now_ns: int) -> list[int]:
         """Hold what is in DRAM of these places on these ranks and is not held. Returns those that are not on each of them."""

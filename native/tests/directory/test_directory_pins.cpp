@@ -130,6 +130,35 @@ TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ende
   EXPECT(tiers.is_sound());
 }
 
+TEST(one_pin_on_several_keeps_what_is_here_of_them_and_ends_for_all) {
+  Tiers tiers(4, 4);
+  for (uint64_t id = 1; id <= 4; ++id) {
+    EXPECT(tiers.memory.store({id}) == 1);
+  }
+  std::vector<uint8_t> keys;
+  for (const uint64_t id : {1ULL, 9ULL, 2ULL}) {
+    const ChunkKey key = key_of(id);
+    const auto* const first = reinterpret_cast<const uint8_t*>(&key);
+    keys.insert(keys.end(), first, first + KEY_BYTES);
+  }
+  EXPECT(!tiers.memory.directory.pin_keys(NamespaceId(tiers.memory.owner.value() + 1), keys));
+  EXPECT(!tiers.memory.directory.pin_keys(tiers.memory.owner, std::span(keys).subspan(KEY_BYTES, KEY_BYTES)));
+  const auto pin = tiers.memory.directory.pin_keys(tiers.memory.owner, keys);
+  EXPECT(pin.has_value());
+  EXPECT(tiers.memory.directory.stats().pinned == 2);
+  EXPECT(tiers.memory.store({5}) == 1);
+  EXPECT(tiers.memory.store({6}) == 1);
+  EXPECT(tiers.memory.store({7}) == 1);
+  EXPECT(tiers.memory.directory.place_of(key_of(1)).has_value());
+  EXPECT(tiers.memory.directory.place_of(key_of(2)).has_value());
+  EXPECT(!tiers.memory.directory.place_of(key_of(3)).has_value());
+  EXPECT(tiers.memory.directory.unpin(*pin));
+  EXPECT(!tiers.memory.directory.unpin(*pin));
+  EXPECT(tiers.memory.store({8}) == 1);
+  EXPECT(!tiers.memory.directory.place_of(key_of(1)).has_value());
+  EXPECT(tiers.memory.directory.verify().empty());
+}
+
 TEST(retained_chunks_are_not_evicted_for_others) {
   Tiers tiers(4, 16);
   tiers.memory.directory.retention().ledger().cap(1.0);

@@ -8,11 +8,9 @@ manager and benchmark on the wheel itself.
 import hashlib
 import os
 import select
-import sys
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.rigs.payload import chunk_bytes_of
+from tests.rigs.stand_in_modules import stand_in
 
 WAIT_S = 120.0
 ADAPTER = "kvpool_client.lmcache.adapter"
@@ -215,34 +214,15 @@ class L2AdapterInterface(ABC):
     def close(self) -> None: ...
 
 
-_MODULES: dict[str, dict[str, object]] = {
-    "lmcache": {},
-    "lmcache.lmcache_native": {"Bitmap": Bitmap},
-    "lmcache.v1": {},
-    "lmcache.v1.distributed": {},
-    "lmcache.v1.distributed.internal_api": {"L2StoreResult": StoreResult},
-    "lmcache.v1.distributed.l2_adapters": {},
-    "lmcache.v1.distributed.l2_adapters.base": {"L2AdapterInterface": L2AdapterInterface},
-    "lmcache.v1.platform": {"create_event_notifier": Notifier},
-}
-
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """LMCache's modules importable, and forgotten again with the adapter's."""
-    before = {name: sys.modules.get(name) for name in [*_MODULES, ADAPTER]}
-    for name, content in _MODULES.items():
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(content)
-    sys.modules.pop(ADAPTER, None)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+def installed() -> AbstractContextManager[None]:
+    """LMCache's modules importable, for the adapter."""
+    contents: dict[str, dict[str, Any]] = {
+        "lmcache.lmcache_native": {"Bitmap": Bitmap},
+        "lmcache.v1.distributed.internal_api": {"L2StoreResult": StoreResult},
+        "lmcache.v1.distributed.l2_adapters.base": {"L2AdapterInterface": L2AdapterInterface},
+        "lmcache.v1.platform": {"create_event_notifier": Notifier},
+    }
+    return stand_in(contents, ADAPTER)
 
 
 @dataclass

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvpool.errors import InvalidArgument, LayoutMismatch
-from kvpool_client.engines import weights
-from kvpool_client.lmcache import Settings, locks, model_weights
+from kvpool.errors import LayoutMismatch
+from kvpool.states import DRAM
+from kvpool_client.engines import lease_size, weights
+from kvpool_client.lmcache import locks, model_weights
+from kvpool_client.lmcache.object_names import names_of
 from tests.engines.lmcache.standin import BFLOAT16, ONE_LAYER, UINT8, Controller, Desc, Memory, Meta, Raw, Shape
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
@@ -328,7 +330,6 @@ def _only_form(controller: Controller) -> list[Any]:
 
 
 def test_a_flipped_bit_is_a_miss_of_its_object_alone(daemon: Daemon, start: Start) -> None:
-    from kvpool_client.lmcache.object_names import names_of
     from tests.rigs.payload import flip_bit
 
     controller = start(daemon)
@@ -347,7 +348,7 @@ def test_a_flipped_bit_is_a_miss_of_its_object_alone(daemon: Daemon, start: Star
 
 def test_a_daemon_that_is_killed_between_lookup_and_load(start_daemon: Callable[..., Daemon], start: Start) -> None:
     daemon = start_daemon()
-    controller = start(daemon)
+    controller = start(daemon, timeout_s=10.0)
     keys = controller.keys(1, 2, 3)
     controller.store(keys)
     assert controller.lookup(keys) == [True] * 3
@@ -575,6 +576,61 @@ def test_a_load_into_memory_that_is_freed_meanwhile_ends(
     assert ended == [True]
 
 
+def test_a_load_is_watched_while_the_next_lease_is_waited_for(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next objects come from a slow disk, and LMCache frees those that are just being written."""
+    from kvpool_client.verbs.load import Load
+
+    monkeypatch.setattr(lease_size, "CHUNKS_AT_ONCE", 1)
+    controller = start(daemon)
+    keys = controller.keys(1, 2)
+    controller.store(keys)
+    objects = [controller.l1.allocate() for _ in keys]
+    acquire, waited = lease_size.LeaseSize.acquire_set, Load.wait_watched
+    asked, is_brought, ended = list[int](), threading.Event(), list[bool]()
+
+    def bring(size: Any, names: Any) -> Any:
+        asked.append(len(names))
+        if len(asked) == 2:
+            assert is_brought.wait(60)
+        return acquire(size, names)
+
+    def free_and_wait(load: Load, stall: Any, deadline: Any) -> Any:
+        if stall is not None:
+            _freed(controller, objects[:1])
+            ended.append(stall.has_lasted())
+        result = waited(load, stall, deadline)
+        is_brought.set()
+        return result
+
+    monkeypatch.setattr(lease_size.LeaseSize, "acquire_set", bring)
+    monkeypatch.setattr(Load, "wait_watched", free_and_wait)
+    task = controller.adapter.submit_load_task(keys, objects)
+    controller._wait(controller.adapter.get_load_event_fd())
+    assert controller.adapter.query_load_result(task).bits == [False, False]
+    assert (asked, ended) == ([1, 1], [True])
+    wait_until(lambda: _held(daemon) == 0, "what was leased ahead is released")
+
+
+def test_more_objects_than_dram_has_room_for_are_loaded_from_the_ssd_tier(
+    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
+) -> None:
+    """A lease leaves out what finds no room, and the next ones bring it."""
+    options = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "64MiB", "ssd__admission": "all"}
+    daemon = start_daemon(dram__capacity="4MiB", **options)
+    daemon.wait_open()
+    controller, large = start(daemon), Desc([Shape((2, 256, 8, 64))], [BFLOAT16])
+    keys = controller.keys(*range(16))
+    for key in keys:
+        controller.l1 = type(controller.l1)()
+        wait_until(lambda key=key: controller.store([key], desc=large) >= 0, "stored")  # type: ignore[misc]
+    controller.l1 = type(controller.l1)(16 * 256 * SIZE)
+    assert controller.load(keys, large) == [True] * 16
+    wait_until(lambda: _held(daemon) == 0, "the leases have ended")
+    assert daemon.problems() == []
+
+
 def test_objects_that_overlap_are_not_loaded_and_a_key_twice_is(daemon: Daemon, start: Start) -> None:
     controller = start(daemon)
     (key,) = controller.keys(1)
@@ -621,6 +677,9 @@ def test_objects_in_the_ssd_tier_are_found_unlocked_and_loaded(
     wait_until(lambda: warm.lookup(keys) == [True] * 20, "found in the tier")
     assert _held(daemon) == 0
     assert warm.load(keys) == [True] * 20
+    # A load has what lands; the daemon counts it as DRAM's a moment later.
+    store = warm.adapter._object_stores.find("tiny", *_only_form(warm))
+    wait_until(lambda: bool((store.probe(names_of(keys)) == DRAM).all()), "they are in DRAM")
     assert warm.lookup(keys) == [True] * 20
     assert _held(daemon) == 1
     warm.adapter.submit_unlock(keys)
@@ -663,35 +722,6 @@ def test_the_objects_of_a_prompts_end_are_evicted_first_of_all_ranks(
     assert 0 < sum(found) < 16
     assert abs(prefixes[0] - prefixes[1]) <= 1
     controller.adapter.submit_unlock(both)
-
-
-def test_settings_that_are_wrong_are_named_at_once() -> None:
-    wrong = {"sockt": "/x", "revision": 1, "timeout_s": 0, "copy_threads": 1.5, "priority": True, "socket": ""}
-    with pytest.raises(InvalidArgument) as caught:
-        Settings.read(wrong)
-    text = str(caught.value)
-    assert text.startswith("l2-adapter adapter_params: ")
-    assert all(name in text for name in (*wrong, "is no setting, did you mean socket", "expected 0.001..3600"))
-    assert Settings.read({"socket": "/run/x.sock"}).task_timeout_s == 10.0
-    with pytest.raises(
-        InvalidArgument, match=r"task_timeout_s is 121, expected 0.001..120"
-    ):  # LMCache frees after 300 s
-        Settings.read({"task_timeout_s": 121})
-
-
-@pytest.mark.parametrize(
-    ("params", "fault"),
-    [
-        ({"socket": "kvpool.sock"}, "socket is 'kvpool.sock', expected an absolute path"),
-        ({"revision": " \t"}, "revision is ' \\t', expected a name, or none"),
-        ({"timeout_s": 11}, "timeout_s is 11, expected no more than task_timeout_s, 10.0"),
-        ({"task_timeout_s": 0.5}, "timeout_s is 1.0, expected no more than task_timeout_s, 0.5"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(params: dict[str, object], fault: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        Settings.read(params)
-    assert str(caught.value) == f"l2-adapter adapter_params: {fault}"
 
 
 def test_the_status_has_each_form_and_is_connected_once_a_daemon_answers(daemon: Daemon, start: Start) -> None:

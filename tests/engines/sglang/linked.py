@@ -4,16 +4,15 @@ Written after the sglang 0.5.23 wheel (`mem_cache/unified_cache/unified_cache_li
 tests/engines/sglang/wheel_linker.py runs the linker under the wheel's own tree and pools.
 """
 
-import sys
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
 from tests.engines.sglang import standin
 from tests.engines.sglang.standin import PoolHitPolicy, PoolName, PoolTransfer
+from tests.rigs.stand_in_modules import stand_in
 
 MODULE = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
 PAGE, SLOTS, LAYERS = 4, 64, 3
@@ -69,23 +68,13 @@ class UnifiedCacheLinker(ABC):
     def close(self) -> None: ...
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """SGLang's modules are these."""
-    with standin.installed():
-        package, module = types.ModuleType(MODULE.rpartition(".")[0]), types.ModuleType(MODULE)
-        module.UnifiedCacheLinker = UnifiedCacheLinker  # type: ignore[attr-defined]
-        sys.modules[standin.MODULE].PoolName = PoolName  # type: ignore[attr-defined]
-        added = {package.__name__: package, MODULE: module}
-        before = sys.modules.pop("kvpool_client.sglang.linker", None)
-        sys.modules.update(added)
-        try:
-            yield
-        finally:
-            for name in (*added, "kvpool_client.sglang.linker"):
-                sys.modules.pop(name, None)
-            if before is not None:
-                sys.modules["kvpool_client.sglang.linker"] = before
+def installed() -> AbstractContextManager[None]:
+    """SGLang's modules are these, for the linker."""
+    contents: dict[str, dict[str, Any]] = {
+        standin.MODULE: standin.CONTENT,
+        MODULE: {"UnifiedCacheLinker": UnifiedCacheLinker},
+    }
+    return stand_in(contents, "kvpool_client.sglang.linker")
 
 
 def params_of(cache: Any, **named: Any) -> Any:

@@ -6,16 +6,16 @@ tests/engines/sglang/test_wheel.py runs the same contract on the wheel itself, i
 
 import hashlib
 import random
-import sys
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
+
+from tests.rigs.stand_in_modules import stand_in
 
 MODULE = "sglang.srt.mem_cache.hicache_storage"
 BATCH_PAGES = 128
@@ -158,23 +158,12 @@ class Injector:
         return self._random.random() < self._failure
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """`sglang.srt.mem_cache.hicache_storage` importable, and forgotten again with the backend's module."""
-    names = ["sglang", "sglang.srt", "sglang.srt.mem_cache", MODULE]
-    before = {name: sys.modules.get(name) for name in [*names, "kvpool_client.sglang.storage"]}
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-    vars(sys.modules[MODULE]).update(HiCacheStorage=HiCacheStorage, PoolTransferResult=PoolTransferResult)
-    sys.modules.pop("kvpool_client.sglang.storage", None)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+CONTENT = {"HiCacheStorage": HiCacheStorage, "PoolTransferResult": PoolTransferResult, "PoolName": PoolName}
+
+
+def installed() -> AbstractContextManager[None]:
+    """`sglang.srt.mem_cache.hicache_storage` importable, for the backend."""
+    return stand_in({MODULE: CONTENT}, "kvpool_client.sglang.storage")
 
 
 class HostPool:

@@ -1,6 +1,7 @@
 """Frames that SGLang's batches cost, and batches that are refused in part or meet a daemon without their state."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.states import Level
+from kvpool_client.engines import lease_size
 from kvpool_client.named_keys import Names
 from kvpool_client.sglang import part_store
 from kvpool_client.verbs.results import LoadResult
@@ -181,6 +183,46 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
     ]
 
 
+def test_a_save_has_as_many_pages_as_find_room_by_their_bytes(
+    large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = HostPool(pages=PAGES)
+    monkeypatch.setattr(lease_size, "BYTES_AT_ONCE", 20 * pool.kv_buffer.nbytes // PAGES)
+    controller, keys = start_sglang(large, pool), page_keys(9, PAGES)
+    _filled(controller, keys)
+    frames.take()
+    assert controller.backend.batch_set_v1(keys, pool.slots(range(PAGES))) == [True] * PAGES
+    assert frames.take()[0] == [m.Reserve, m.Commit] * 3
+
+
+def test_pages_for_which_a_lease_has_no_room_are_leased_once_others_are_released(
+    start_daemon: Callable[..., Daemon], start_sglang: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of twice as many bytes as DRAM has, from the SSD."""
+    daemon = start_daemon(
+        dram__capacity="2MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__admission="all"
+    )
+    daemon.wait_open()
+    controller, keys = start_sglang(daemon, HostPool(pages=80, page_size=64, heads=8)), page_keys(8, 80)
+    _filled(controller, keys)
+    slots = controller.pool.slots
+    for first in range(0, 80, 2):
+        part = keys[first : first + 2]
+        wait_until(
+            lambda part=part, first=first: all(controller.backend.batch_set_v1(part, slots([first, first + 1]))),  # type: ignore[misc]
+            "the pages are stored",
+        )
+    assert daemon.stats()["dram.chunks"] < 80
+    controller.pool.clear()
+    steps = Steps(monkeypatch)
+    assert controller.backend.batch_get_v1(keys, slots(range(80))) == [True] * 80
+    assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
+    sizes = [pages for step, pages in steps.taken if step == "acquire"]
+    assert sizes[0] == 64
+    assert len(sizes) > 2, "more than one lease"
+    wait_until(lambda: daemon.stats()["leases"] == 0, "the leases have ended")
+
+
 def test_pages_count_as_looked_up_once_though_they_are_loaded_later(daemon: Daemon, start_sglang: Start) -> None:
     controller, keys = start_sglang(daemon), page_keys(3, 8)
     _filled(controller, keys)
@@ -228,7 +270,7 @@ def _late(controller: Controller) -> list[int]:
 def test_pages_for_which_a_batch_has_no_time_are_counted(
     large: Daemon, start_sglang: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_store, "LOADS_AT_ONCE", 16)
+    monkeypatch.setattr(lease_size, "CHUNKS_AT_ONCE", 16)
     monkeypatch.setattr(part_store, "SAVES_AT_ONCE", 16)
     controller, keys = start_sglang(large, HostPool(pages=PAGES)), page_keys(6, PAGES)
     store, slots = controller.backend._store, controller.pool.slots(range(PAGES))

@@ -48,7 +48,8 @@ def start_hybrid(weights: str) -> Any:
         ) -> HybridController:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": weights}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "revision": weights}
+            extra |= {"timeout_s": TIMEOUT_S, "batch_timeout_s": TIMEOUT_S}
             config = standin.StorageConfig(extra_config=extra | fields.pop("extra", {}), **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]
             made.append(backend)
@@ -395,7 +396,7 @@ def test_injected_failures_bring_no_other_bytes(shared_daemon: Daemon, start_hyb
 def test_a_killed_daemon_costs_the_pages_of_every_pool_and_nothing_else(
     daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
-    controller, keys = start_hybrid(daemon, MODELS["all"]()), page_keys(17, 5)
+    controller, keys = start_hybrid(daemon, MODELS["all"](), extra={"timeout_s": 10.0}), page_keys(17, 5)
     assert controller.backup(keys)
     daemon.kill()
     controller.prefetch(keys)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,12 @@ def test_pages_of_sglangs_own_host_pools_come_back(daemon: Daemon, tmp_path: Pat
     assert seen == {"came_back": dict.fromkeys(names, 2), "hits": 2}
 
 
-def _drive_linker(daemon: Daemon, directory: Path, case: str) -> dict[str, Any]:
+def _drive_linker(daemon: Daemon, directory: Path, case: str, **environment: str) -> dict[str, Any]:
     if not PACKAGES:
         pytest.skip("KVPOOL_SGLANG_PACKAGES names no folder with msgspec (make test-sglang)")
     with zipfile.ZipFile(WHEEL) as wheel:
         wheel.extractall(directory)
-    return _run("wheel_linker", (), directory, PACKAGES, daemon.socket, case)
+    return _run("wheel_linker", (), directory, PACKAGES, daemon.socket, case, **environment)
 
 
 def test_the_linker_serves_sglangs_own_tree_and_pools(daemon: Daemon, tmp_path: Path) -> None:
@@ -101,3 +102,15 @@ def test_sglang_gives_a_request_up_whose_promised_page_has_other_bytes(daemon: D
     """Its KV never reaches the tree, and the page is not found again."""
     seen = _drive_linker(daemon, tmp_path, "flipped")
     assert seen == {"aborted": ["a"], "in_tree": 0, "found_again": 4}
+
+
+def test_two_ranks_with_the_same_kv_find_it_behind_a_reset(daemon: Daemon, tmp_path: Path) -> None:
+    """The engine's own name is one for its ranks, of which the first stores what is the same on all."""
+    places = {"RANKS_PLACE": str(tmp_path / "ranks"), "GLOO_SOCKET_IFNAME": "lo"}
+    with ThreadPoolExecutor(2) as ranks:
+        running = [
+            ranks.submit(_drive_linker, daemon, tmp_path / str(number), "rank", RANK=str(number), **places)
+            for number in range(2)
+        ]
+    assert [rank.result() for rank in running] == [{"loaded": 24, "saved_pages": saved} for saved in (6, 0)]
+    assert daemon.stats()["leases"] == 0

@@ -3,11 +3,12 @@
 
 For each kind of model: prompts are computed (their pages are filled by what they are), inserted, offloaded, forgotten by the
 tree, matched again and loaded, layer by layer. CASE `kinds` does that; `flipped` has a bit turn over in
-between. Prints a JSON object of what was seen; a wrong byte is an AssertionError.
+between; `rank` is one of two ranks. Prints a JSON object of what was seen; a wrong byte is an AssertionError.
 """
 
 import array
 import json
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -47,7 +48,8 @@ class RequestKv:
 class Engine:
     """SGLang's tree over pools of one kind, with the linker behind it."""
 
-    def __init__(self, kind: str, socket: str) -> None:
+    def __init__(self, kind: str, socket: str, group: Any = None) -> None:
+        """`group`: of torch's, where this is one rank of several."""
         from sglang.srt.mem_cache import memory_pool, unified_radix_cache
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -112,6 +114,7 @@ class Engine:
             tree_components=tuple(self.components),
             sliding_window_size=window,
             tree_core_backend="python",
+            tp_cache_group=group,
             enable_mamba_extra_buffer=kind == "mamba",  # else its pages have one token
         )
         self.cache = unified_radix_cache.UnifiedRadixCache(params)
@@ -121,7 +124,7 @@ class Engine:
             "revision": "1",
             "model": kind,
             "updates_are_named": True,
-            "scheduler_timeout_s": 20.0,
+            **dict.fromkeys(("timeout_s", "scheduler_timeout_s", "batch_timeout_s"), 20.0),
         }
         config = LINKER | {"linker_extra_config": extra}
         self.linker = create_unified_cache_linker(
@@ -133,6 +136,10 @@ class Engine:
         )
         self.cache.init_cache_linker(self.linker)
         pool.register_layer_transfer_counter(self.cache.linker.layer_done_counter)
+        self.wait_connected()
+
+    def wait_connected(self) -> None:
+        """Until the pools are found, under whatever name."""
         wait_until(
             lambda: all(self.linker.counters()[f"{name}.connected"] for name in self.linker._stores), "connected"
         )
@@ -342,9 +349,39 @@ def _flipped(socket: str) -> dict[str, Any]:
     return {"aborted": aborted, "in_tree": in_tree, "found_again": again.host_hit_length}
 
 
+def _rank(socket: str) -> dict[str, Any]:
+    """One of two ranks with the same KV, behind an update that has no version: both of them load what the first one stored."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    number, place = int(os.environ["RANK"]), os.environ["RANKS_PLACE"]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+    engine = Engine("mla", socket, torch.distributed.group.WORLD)
+
+    def flush_cache_after_weight_update() -> None:
+        engine.forget()
+
+    flush_cache_after_weight_update()
+    engine.wait_connected()
+    tokens = list(range(PAGES * PAGE))
+    engine.insert(tokens)
+    engine.settle_offloads()
+    engine.cache.evict(EvictParams(num_tokens=len(tokens)))
+    for _, buffer in engine.buffers():
+        buffer.fill_(-1)
+    req, result = engine.match("a", [*tokens, 5])
+    assert result.host_hit_length == len(tokens), result
+    slots = engine.restore(req, result)
+    engine.forward(req, tokens, slots)
+    assert engine.finish() == []
+    saved = engine.linker.counters()["kv.saved_pages"]
+    engine.close()
+    torch.distributed.destroy_process_group()
+    return {"loaded": len(slots), "saved_pages": saved}
+
+
 def main(directory: Path, packages: Path, socket: str, case: str) -> int:
     install(directory, packages)
-    print(json.dumps({"kinds": _kinds, "flipped": _flipped}[case](socket)))
+    print(json.dumps({"kinds": _kinds, "flipped": _flipped, "rank": _rank}[case](socket)))
     return 0
 
 

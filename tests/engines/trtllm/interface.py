@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.rigs.stand_in_modules import stand_in
+
 INTERFACE = "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -106,26 +108,15 @@ class SchedulerOutput:
 @contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """`tensorrt_llm` importable as far as a connector needs it; answers its `_utils`, whose rank tests set."""
-    parts = INTERFACE.split(".")
-    names = [".".join(parts[: count + 1]) for count in range(len(parts))] + ["tensorrt_llm._utils"]
-    connector = "kvpool_client.trtllm.connector"
-    before = {name: sys.modules.get(name) for name in [*names, connector]}
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-    interface, tools = sys.modules[INTERFACE], sys.modules["tensorrt_llm._utils"]
-    vars(interface).update(
-        KvCacheConnectorScheduler=KvCacheConnectorScheduler, KvCacheConnectorWorker=KvCacheConnectorWorker
-    )
-    vars(tools).update(mpi_rank=lambda: 0)
-    sys.modules.pop(connector, None)
-    try:
-        yield tools
-    finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+    contents: dict[str, dict[str, Any]] = {
+        INTERFACE: {
+            "KvCacheConnectorScheduler": KvCacheConnectorScheduler,
+            "KvCacheConnectorWorker": KvCacheConnectorWorker,
+        },
+        "tensorrt_llm._utils": {"mpi_rank": lambda: 0},
+    }
+    with stand_in(contents, "kvpool_client.trtllm.connector"):
+        yield sys.modules["tensorrt_llm._utils"]
 
 
 def llm_args(**fields: Any) -> Any:

@@ -242,7 +242,7 @@ def test_a_daemon_that_dies_costs_claims_and_nothing_else(
 def test_a_daemon_that_hangs_costs_claims_and_nothing_else(
     daemon: Daemon, start: Start, layout: dict[str, Any]
 ) -> None:
-    engine = start(daemon, ranks=2, settings={"TIMEOUT_S": "0.5"}, **layout)
+    engine = start(daemon, ranks=2, settings={"TIMEOUT_S": "0.5", "CLAIM_TIMEOUT_S": "0.5"}, **layout)
     cold = engine.answer(PROMPT, 5)[1]
     daemon.signal(signal.SIGSTOP)
     assert engine.answer(PROMPT, 5) == (0, cold)

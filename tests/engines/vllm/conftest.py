@@ -117,6 +117,13 @@ def wait_stored(daemon: Daemon, tokens: int) -> None:
     wait_until(lambda: int(daemon.stats()["usage.saved_tokens"]) >= tokens, f"{tokens} tokens are stored")
 
 
+def wait_on_disk(daemon: Daemon, chunks: int) -> None:
+    """Until so many chunks are on disk and in the catalogue, which a kill within 50 ms of a write leaves without it."""
+    wait_until(lambda: int(daemon.stats()["ssd.chunks"]) >= chunks, f"{chunks} chunks are on disk")
+    with daemon.admin() as admin:
+        assert admin.demote_all(30.0)["durable"]
+
+
 def wait_restored(daemon: Daemon, chunks: int) -> None:
     """Until a new life of the daemon has found so many chunks on disk."""
     wait_until(lambda: int(daemon.stats().get("ssd.chunks", 0)) >= chunks, f"{chunks} chunks are found on disk")

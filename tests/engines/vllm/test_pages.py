@@ -9,6 +9,7 @@ import pytest
 
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.support import REMEDIES
+from kvpool_client.vllm.tier.settings import Settings as TierSettings
 from tests.engines.vllm.rigs.engine import ROOT
 
 # Warnings of vLLM and torch about their own code when they are imported.
@@ -54,6 +55,11 @@ def test_a_page_has_commands_that_vllm_takes(text: str, least: int, parser: Any)
     assert len(found) >= least
     for words in found:
         transfer = parser.parse_args(words).kv_transfer_config
+        if transfer.kv_connector == "OffloadingConnector":
+            (tier,) = transfer.kv_connector_extra_config["secondary_tiers"]
+            entry = {key: value for key, value in tier.items() if key not in ("type", "module_path")}
+            assert TierSettings.of(entry).socket == "/run/kvpool/kvpool.sock"
+            continue
         assert transfer.kv_connector in ("KVPoolConnector", "MultiConnector")
         children = transfer.kv_connector_extra_config.get("connectors", [])
         own = [child["kv_connector_extra_config"] for child in children if child["kv_connector"] == "KVPoolConnector"]

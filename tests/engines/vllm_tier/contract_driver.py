@@ -19,7 +19,7 @@ from tests.engines.vllm_tier.engine_files import open_files
 from tests.engines.vllm_tier.region import ROW_BYTES, TOKENS, bytes_of, keys_of
 from tests.rigs.daemon import Daemon
 
-SETTINGS: dict[str, Any] = {"revision": "1", "timeout_s": 60.0}
+SETTINGS: dict[str, Any] = {"revision": "1", "timeout_s": 60.0, "batch_timeout_s": 60.0}
 NAP_S = 0.001
 
 
@@ -229,6 +229,43 @@ def scheduler_resets(daemon: Daemon) -> dict[str, Any]:
     last = _engine(daemon)
     seen["after_reset_of_node"] = last.serve(prompt)
     last.close()
+    return seen
+
+
+def scheduler_has_new_weights(daemon: Daemon) -> dict[str, Any]:
+    """They come with requests waiting behind a reset, with one running, and without any reset: how many chunks are stored."""
+
+    known = 0
+
+    def stored(*asked: list[int]) -> int:
+        """When these are served too, of all since the last call."""
+        nonlocal known
+        for prompt in asked:
+            one.serve(prompt)
+        before, known = known, int(daemon.stats()["dram.chunks"])
+        return known - before
+
+    one = _engine(daemon)
+    seen = {"old": stored(_prompt(1, 4))}
+    one.reset()
+    waiting = one.add(_prompt(2, 4))
+    one.collective_rpc("update_weights")
+    one.run(waiting)
+    seen["behind a reset"] = stored(_prompt(2, 4), _prompt(3, 4))
+    seen["checked"] = len(one.collective_rpc("compute_weight_checksums")) * stored(_prompt(4, 4))
+    running = one.add(_prompt(5, 4), 20)
+    one.step()
+    one.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    one.collective_rpc("update_weights")
+    one.run(running)
+    seen["beside one that runs again"] = stored(_prompt(6, 4))
+    one.collective_rpc("update_weights")
+    seen["without a reset"] = stored(_prompt(7, 4), _prompt(1, 4))
+    one.forget()
+    seen["behind a reset of the prefix cache alone"] = stored(_prompt(8, 4))
+    one.reset()
+    seen["reset at last"] = stored(_prompt(8, 4))
+    one.close()
     return seen
 
 

@@ -73,7 +73,8 @@ class Region:
     def __init__(
         self, daemon: Daemon, *, rows: int = 64, spec: Any = None, engine: Engine | None = None, **settings: object
     ) -> None:
-        given: dict[str, object] = {"socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": "1", **settings}
+        given: dict[str, object] = {"socket": daemon.socket, "revision": "1"}
+        given |= {"timeout_s": TIMEOUT_S, "batch_timeout_s": TIMEOUT_S, **settings}
         self.rows: Any = np.zeros((rows, ROW_BYTES), np.uint8)
         self.jobs = TierJobs(Settings.of(given), spec or spec_of(), self.rows.data, engine or Engine())
         self.ended: dict[int, Finished] = {}

@@ -183,6 +183,10 @@ class ScriptedEngine:
         self.scheduler.add_request(request)
         return request
 
+    def collective_rpc(self, method: str) -> list[str]:
+        """What vLLM's core has its workers do, of which there are none."""
+        return [method]
+
     def step(self) -> None:
         """One step of the engine."""
         plan = self.scheduler.schedule()

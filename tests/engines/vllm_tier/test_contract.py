@@ -24,6 +24,7 @@ SCENARIOS = (
     "manager_without_a_daemon",
     "scheduler_serves_prompts",
     "scheduler_resets",
+    "scheduler_has_new_weights",
     "scheduler_has_a_hot_prompt",
     "scheduler_aborts_and_preempts",
     "scheduler_loses_its_daemon",
@@ -111,6 +112,19 @@ def test_aborts_and_preemptions_leave_every_request_with_its_tokens(version: str
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_daemon_that_dies_with_jobs_open_costs_computing(version: str) -> None:
     assert _see(version, "scheduler_loses_its_daemon") == {"ended": [4] * 4, "cold": 0, "back": True}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_new_weights_are_stored_from_the_next_reset_on(version: str) -> None:
+    assert _see(version, "scheduler_has_new_weights") == {
+        "old": 4,
+        "behind a reset": 8,
+        "checked": 4,
+        "beside one that runs again": 4,
+        "without a reset": 0,
+        "behind a reset of the prefix cache alone": 0,
+        "reset at last": 4,
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)

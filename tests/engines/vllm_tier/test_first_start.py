@@ -31,10 +31,10 @@ class CountedRows(RowStore):
     closed: ClassVar[list[RowStore]] = []
     goes_on: ClassVar[threading.Event] = threading.Event()
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, **named: Any) -> None:
         self.begun.append(threading.get_ident())
         assert self.goes_on.wait(60)
-        super().__init__(*given)
+        super().__init__(*given, **named)
 
     def close(self) -> None:
         self.closed.append(self)
@@ -102,10 +102,10 @@ def test_a_moment_without_a_thread_costs_only_the_requests_until_the_next_attemp
     lacking = [RuntimeError("can't start new thread"), OSError(24, "Too many open files")]
 
     class LackingRows(RowStore):
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *given: Any, **named: Any) -> None:
             if lacking:
                 raise lacking.pop()
-            super().__init__(*given)
+            super().__init__(*given, **named)
 
     monkeypatch.setattr("kvpool_client.vllm.tier.tier_jobs.RowStore", LackingRows)
     monkeypatch.setattr("kvpool_client.vllm.tier.tier_jobs.RETRY_S", 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.errors import ConfigError, LayoutMismatch
+from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.vllm.tier.identity import Engine, identify
@@ -247,6 +247,22 @@ def test_the_configuration_of_whoever_makes_a_tier_is_found() -> None:
     assert Engine.of_caller() == Engine()
 
 
+def test_the_core_that_makes_a_tier_is_found() -> None:
+    class Core:
+        def __init__(self) -> None:
+            self.engine = Scheduler().engine
+
+        def collective_rpc(self) -> None:
+            pass
+
+    class Scheduler:
+        def __init__(self) -> None:
+            self.engine = Engine.of_caller()
+
+    core = Core()
+    assert core.engine == Engine(core=core)
+
+
 def test_an_engine_that_is_refused_misses_and_its_jobs_end(daemon: Daemon, start_region: Start) -> None:
     region = start_region(daemon, revision="", spec=spec_of("org/unknown"))
     keys = keys_of(1, 3)
@@ -256,20 +272,3 @@ def test_an_engine_that_is_refused_misses_and_its_jobs_end(daemon: Daemon, start
     assert region.load(keys, context).good == ()
     assert region.counts()["refused_requests_unknown_weights"] == 2
     region.jobs.drain()
-
-
-def test_wrong_settings_are_named_all_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Settings.of(
-            {"sockte": "/x", "timeout_s": 0, "queue_jobs": True, "reset": "all", "locality": 1, "priority": 200}
-        )
-    text = str(caught.value)
-    for part in (
-        "sockte is no setting, did you mean socket",
-        "timeout_s is 0, expected 0.001..3600",
-        "queue_jobs is True, expected 1..65536",
-        "reset is 'all', expected 'engine' or 'node'",
-        "locality is 1, expected 'LOCAL' or 'REMOTE'",
-        "priority is 200, expected 0..100",
-    ):
-        assert part in text

@@ -1,6 +1,7 @@
 """Rows that are many for DRAM, or slow to come from the SSD: what one lease leaves out, the next ones bring."""
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from kvpool_client.engines.lease_size import LeaseSize
 from kvpool_client.named_keys import Names
+from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
-from tests.engines.vllm_tier.region import Region, Start, keys_of
+from tests.engines.vllm_tier.region import ROW_BYTES, Region, Start, keys_of
 from tests.rigs.daemon import Daemon, wait_until
 
 # Twice as many as DRAM has room for.
@@ -91,3 +93,52 @@ def test_rows_that_no_lease_brings_end_as_absent_after_a_bounded_number_of_lease
     assert region.load(keys).good == ()
     assert region.counts() == {"failed_chunks_absent": 20}
     assert sum(map(len, asked)) == 20 * 8
+
+
+def test_a_save_has_as_many_rows_as_find_room_by_their_bytes(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.BYTES_AT_ONCE", 8 * ROW_BYTES + 1)
+    region, keys, sizes, save = start_region(daemon), keys_of(1, 20), list[int](), Pool.save_set
+
+    def noted(pool: Pool, names: Names, *rest: Any, **named: Any) -> Any:
+        sizes.append(len(names))
+        return save(pool, names, *rest, **named)
+
+    monkeypatch.setattr(Pool, "save_set", noted)
+    assert region.store(keys).is_whole
+    assert sizes == [4, 8, 8], "a prompt's end first"
+
+
+def test_without_a_thread_for_the_next_lease_all_rows_are_loaded(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.CHUNKS_AT_ONCE", 8)
+    region, keys = start_region(daemon), keys_of(1, 20)
+    assert region.store(keys).is_whole
+    assert region.jobs._rows is not None
+    region.jobs._rows._set_loads.close()
+    assert region.load(keys).good == tuple(keys)
+
+
+def test_a_load_that_breaks_leaves_no_lease(
+    daemon: Daemon, start_region: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool_client.engines.lease_size.CHUNKS_AT_ONCE", 8)
+    region, keys, acquired = start_region(daemon), keys_of(1, 20), threading.Semaphore(0)
+    assert region.store(keys).is_whole
+    acquire = LeaseSize.acquire_set
+
+    def counted(size: LeaseSize, names: Names) -> Lease:
+        lease = acquire(size, names)
+        acquired.release()
+        return lease
+
+    def lacking(*_: Any, **__: Any) -> Any:
+        assert all(acquired.acquire(timeout=60) for _ in range(2)), "the next rows are leased, too"
+        raise MemoryError
+
+    monkeypatch.setattr(LeaseSize, "acquire_set", counted)
+    monkeypatch.setattr(Pool, "load_set", lacking)
+    assert region.load(keys).good == ()
+    wait_until(lambda: daemon.stats()["leases"] == 0, "both leases have ended")

@@ -89,7 +89,7 @@ def test_without_a_daemon_everything_misses_and_every_job_ends(daemon: Daemon, s
 
 
 def test_jobs_that_are_open_when_the_daemon_dies_end(daemon: Daemon, start_region: Start) -> None:
-    region, keys = start_region(daemon), keys_of(1, 8)
+    region, keys = start_region(daemon, timeout_s=10.0), keys_of(1, 8)
     assert region.store(keys).is_whole
     daemon.signal(signal.SIGSTOP)
     numbers = [region.submit(region.begin(keys), keys, is_load=True)]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from kvpool.clock import NS_PER_S
+from kvpool.layout import Layout
 from kvpool_client.engines import lease_size
-from kvpool_client.engines.lease_size import CHUNKS_AT_ONCE, LeaseSize
+from kvpool_client.engines.lease_size import CHUNKS_AT_ONCE, LeaseSize, chunks_at_once
 from kvpool_client.pool import Pool
 
 NAMES = np.zeros((CHUNKS_AT_ONCE, 32), np.uint8)
@@ -51,3 +52,14 @@ def test_leases_grow_again_where_time_does_not_depend_on_their_size(pool: Script
 def test_a_lease_that_left_something_out_is_too_large(pool: ScriptedPool) -> None:
     size = LeaseSize(cast(Pool, pool), timeout_s=1.0)
     assert _lease(pool, size, took_s=0.0, left_out=1) == 16
+
+
+@pytest.mark.parametrize(
+    ("chunk_bytes", "most", "count"),
+    [(1, 64, 64), (4 << 20, 64, 64), ((4 << 20) + 1, 64, 63), (4 << 20, 128, 64), (256 << 20, 64, 1), (1 << 30, 64, 1)],
+)
+def test_of_large_chunks_fewer_are_moved_in_one_request(chunk_bytes: int, most: int, count: int) -> None:
+    layout = cast(Layout, SimpleNamespace(chunk_bytes=chunk_bytes))
+    assert chunks_at_once(layout, most) == count
+    pool = SimpleNamespace(layout=layout)
+    assert LeaseSize(cast(Pool, pool), timeout_s=1.0).count == min(count, CHUNKS_AT_ONCE)

@@ -9,6 +9,7 @@ import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.ids import KEY_BYTES, ConnectionId
+from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
@@ -165,6 +166,12 @@ class FakeTiers:
     def __init__(self, *blocked: bytes) -> None:
         self.blocked = set(blocked)
         self.tried: list[bytes] = []
+        self.kept: list[bytes] = []
+
+    def keep_each(self, _: Namespace, keys: KeyColumn) -> list[Callable[[], None]]:
+        """See `Tiering`."""
+        self.kept += keys
+        return [self.kept.clear]
 
     def bring_each(self, wanted: Wanted, asker: Asker | None) -> set[int]:
         """See `Tiering`."""
@@ -201,6 +208,8 @@ def test_what_waits_is_passed_over_and_tried_again_part_by_part_and_at_last_as_a
         assert _until_it_waits(task, may_wait=False) is Step.DONE
         assert sorted(tiers.tried) == sorted(tiers.blocked), "each once more"
         assert task.take_holds(NOW_NS) == ({}, [])
+        assert tiers.kept == keys
         task.release_holds(NOW_NS)
+        assert not tiers.kept
 
     in_pool(check, stored=0)

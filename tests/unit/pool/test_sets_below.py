@@ -27,10 +27,13 @@ ABSENT = [key_of(9, number) for number in range(3)]
 
 @asynccontextmanager
 async def pool_over_disk(
-    dram_chunks: int = 2 * COUNT, layout: Layout = LAYOUT, stored: Sequence[bytes] = KEYS
+    dram_chunks: int = 2 * COUNT,
+    layout: Layout = LAYOUT,
+    stored: Sequence[bytes] = KEYS,
+    disk_chunks: int = 3 * COUNT,
 ) -> AsyncIterator[TieredPool]:
     """A pool whose lower tier alone has these chunks, each without a parent. Nothing is held or broken when it ends."""
-    pool = TieredPool([medium_of(3 * COUNT)], dram_chunks)
+    pool = TieredPool([medium_of(disk_chunks)], dram_chunks)
     await pool.start()
     pool.pool.drop_connection(pool.session.connection)
     pool.session = pool.pool.open_session(ConnectionId(1), "model", layout)
@@ -43,6 +46,7 @@ async def pool_over_disk(
     yield pool
     await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
     assert pool.pool._directory.stats()["holds"] == 0
+    assert pool.tier.slots.directory.stats()["pins"] == 0
     await pool.stop()
 
 
@@ -94,6 +98,31 @@ async def test_what_the_disk_has_of_a_set_is_read_in_runs_and_what_is_nowhere_is
         assert pool.tier._jobs - jobs == -(-len(keys) // SOUGHT_AT_ONCE)
         assert await load(pool, keys[::-1]) == states[::-1]
         assert pool.tier._jobs - jobs == -(-len(keys) // SOUGHT_AT_ONCE), "all of it is in DRAM now"
+
+
+async def test_what_leaves_dram_for_a_set_takes_no_place_on_disk_from_the_rest_of_it() -> None:
+    """The disk is full, and has nothing that was used as long ago as the set. DRAM is full of what no disk has."""
+    others = [key_of(10, number) for number in range(COUNT)]
+    async with pool_over_disk(stored=[*KEYS, *others], disk_chunks=2 * COUNT) as pool:
+        pool.tier.accepts_jobs = False
+        for number in range(2 * COUNT - 1):
+            assert await pool.save([key_of(11, number)]) == 1
+        pool.tier.accepts_jobs = True
+        evicted = pool.tier.slots.directory.stats()["evicted_chunks"]
+        assert await load(pool, KEYS) == ["landed"] * COUNT
+        assert pool.tier.slots.directory.stats()["evicted_chunks"] > evicted, "there was no room without that"
+
+
+async def test_a_set_that_is_all_that_the_disk_has_ends_and_what_is_loaded_is_right() -> None:
+    """Nothing of it may leave the disk, so that nothing that DRAM alone has can be written there."""
+    async with pool_over_disk(disk_chunks=COUNT) as pool:
+        pool.tier.accepts_jobs = False
+        for number in range(2 * COUNT - 1):
+            assert await pool.save([key_of(11, number)]) == 1
+        pool.tier.accepts_jobs = True
+        states = await load(pool, KEYS)
+        assert states.count("landed") > 0
+        assert set(states) <= {"landed", "absent"}
 
 
 async def test_of_a_set_a_chunk_with_wrong_bytes_and_one_that_cannot_be_read_fail_alone() -> None:

@@ -61,6 +61,8 @@ PROMPTS = (
     (CHUNK, GROUPED, LONG_ROUNDS, f"{GROUPED} chunks"),
     (GROUPS, GROUPED, LONG_ROUNDS, f"{GROUPED} chunks of {len(GROUPS.groups)} groups"),
 )
+# Of an engine that offloads by itself, such as vLLM with kvpool's tier: keys of its own, each alone.
+SET, SET_NAME = 32, "a set of 32"
 SEED = 3
 SETTLE_S = 0.05
 MODEL = "counted"
@@ -146,6 +148,8 @@ class DaemonSide:
         for layout, chunks, rounds, name in PROMPTS:
             for number in range(WARM_ROUNDS + rounds):
                 await self._serve_prompt(layout, chunks, name if number >= WARM_ROUNDS else "")
+        for number in range(WARM_ROUNDS + LONG_ROUNDS):
+            await self._serve_set(SET_NAME if number >= WARM_ROUNDS else "")
         problems = self._pool.verify()["problems"]
         await self._pool.stop()
         if problems:
@@ -171,6 +175,21 @@ class DaemonSide:
         if leased[1] != chunks:
             raise KVPoolError(f"{leased[1]} of {chunks} chunks were leased: the counted requests prove nothing")
         await ask("release", one_way.DropLeases(columns.pack_numbers(leased[:1])))
+
+    async def _serve_set(self, name: str) -> None:
+        """Save chunks that are each alone, and lease them."""
+        keys = self._random.bytes(packed_bytes(SET))
+        record_of: dict[str, Callable[[list[Any]], object]] = {
+            "reserve": lambda _: m.Reserve(pack_runs([ReserveRun(0, RunForm.ALONE, SET)]), keys),
+            "commit": lambda made: m.Commit(made[0], bytes(CHUNK.extents * 4 * SET), b""),
+            "acquire": lambda _: m.Acquire(keys, set_of=1),
+            "release": lambda leased: one_way.DropLeases(columns.pack_numbers(leased[:1])),
+        }
+        answer: list[Any] = []
+        for verb, make in record_of.items():
+            answer = await self._ask(CHUNK, f"daemon: {verb}, {name}" if name else "", make(answer))
+            if verb == "acquire" and answer[1] != SET:
+                raise KVPoolError(f"{answer[1]} of {SET} chunks were leased: the counted requests prove nothing")
 
     async def _ask(self, layout: Layout, name: str, record: object) -> list[Any]:
         """The fields of the answer, after which the daemon has time for what follows from the request."""
@@ -202,14 +221,34 @@ class ClientSide:
             with kv.connect(self._socket, model=MODEL, revision="1", layout=layout, timeout_s=60.0) as pool:
                 for number in range(WARM_ROUNDS + rounds):
                     self._serve_prompt(pool, chunks, name if number >= WARM_ROUNDS else "")
+        with kv.connect(self._socket, model=MODEL, revision="1", layout=CHUNK, timeout_s=60.0) as pool:
+            for number in range(WARM_ROUNDS + LONG_ROUNDS):
+                self._serve_set(pool, SET_NAME if number >= WARM_ROUNDS else "")
+
+    def _call(self, verb: str, name: str, work: Callable[[], Any]) -> Any:
+        with self._counted(f"client: {verb}, {name}" if name else ""):
+            return work()
+
+    def _serve_set(self, pool: kv.Pool, name: str) -> None:
+        """Save chunks that are each alone, as vLLM's tier does, and lease them."""
+        names = self._random.integers(0, 256, (SET, 32), dtype=np.uint8)
+        rows = np.zeros((SET, CHUNK.chunk_bytes), np.uint8)
+        addresses = rows.ctypes.data + CHUNK.chunk_bytes * np.arange(SET, dtype=np.int64)
+        save = self._call("save", name, lambda: pool.save_set(names, addresses))
+        stored = self._call("commit", name, save.commit)
+        levels = self._call("probe", name, lambda: pool.probe(names))
+        lease = self._call("acquire", name, lambda: pool.acquire_set(names))
+        if stored.stored != SET or lease.chunks != SET or not levels.all():
+            raise KVPoolError(f"not all of {SET} chunks were stored and leased: the counted calls prove nothing")
+        self._call("release", name, lease.release)
+        pool.claim(bytes(32))  # answered when the release has been served
 
     def _serve_prompt(self, pool: kv.Pool, chunks: int, name: str) -> None:
         """Save a new prompt, and lease it."""
         tokens = self._random.integers(0, 50_000, CHUNK.chunk_tokens * chunks, dtype=np.int32)
 
         def call(verb: str, work: Callable[[], Any]) -> Any:
-            with self._counted(f"client: {verb}, {name}" if name else ""):
-                return work()
+            return self._call(verb, name, work)
 
         keys = call("keys", lambda: pool.keys(tokens))
         rows = [

@@ -1,4 +1,4 @@
-"""Secondary tier for vLLM's tiered offloading, loaded by configuration with nothing patched.
+"""Secondary tier for vLLM's tiered offloading, loaded by configuration; vLLM's code is not changed.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {

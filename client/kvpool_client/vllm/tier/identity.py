@@ -6,8 +6,8 @@ tier made by something else than vLLM's connector) the weights are identified by
 by what a tier is handed.
 
 One row has the blocks of all ranks: so the sizes of all parallelism are in the Layout's format, but where vLLM certifies that
-the bytes do not depend on them. Nothing reports to a tier that weights have changed in place: where an engine is made for that,
-its chunks are this start's alone. Reads configuration and files of the model; the thread that makes the tier.
+the bytes do not depend on them. Where an engine is made for weights that change in place its chunks are this start's alone.
+Reads configuration and files of the model; the thread that makes the tier.
 """
 
 import json
@@ -37,28 +37,31 @@ _SPREAD = {
     "ray": "Ray may place the {} ranks on other hosts, whose rows are not in this host's region",
     "external_launcher": "each of the {} ranks that a launcher has started has a region of its own, without the others' blocks",
 }
+# What is looked for in the frames of those who make a tier: a variable's name, and what its value has.
+_PARTS = {"vllm_config": "model_config", "kv_cache_config": "kv_cache_groups", "self": "collective_rpc"}
 _SIZES = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """vLLM's own configuration: of the engine and of its caches; None where it is out of reach."""
+    """vLLM's own configuration, of the engine and of its caches, and its core; None where they are out of reach."""
 
     config: Any = None
     caches: Any = None
+    core: Any = None
 
     @classmethod
     def of_caller(cls) -> "Engine":
         """That of whoever is making the tier."""
         found: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and len(found) < 2:
-            for name, part in (("vllm_config", "model_config"), ("kv_cache_config", "kv_cache_groups")):
+        while frame is not None and len(found) < len(_PARTS):
+            for name, part in _PARTS.items():
                 value = frame.f_locals.get(name)
                 if name not in found and hasattr(value, part):
                     found[name] = value
             frame = frame.f_back
-        return cls(found.get("vllm_config"), found.get("kv_cache_config"))
+        return cls(*map(found.get, _PARTS))
 
 
 @dataclass(frozen=True, slots=True)

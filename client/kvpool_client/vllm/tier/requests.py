@@ -17,11 +17,11 @@ _NOT_SERVED = "vLLM shows a tier no keys before they are stored, and not where t
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One request. `epoch`: of the weights that its KV is of. `ranges`: the retention of its tokens, the first that touches a
-    chunk decides. `failed`: keys that could not be loaded, and are a miss from then on. `stored`: keys that were offered, by
-    their last token; `jobs`: in how many jobs."""
+    """One request. `epoch`: of the weights that its KV is of, None: of several. `ranges`: the retention of its tokens, of which
+    the first that touches a chunk decides. `failed`: keys that could not be loaded, and are a miss from then on. `stored`: keys
+    that were offered, by their last token; `jobs`: in how many jobs."""
 
-    epoch: bytes
+    epoch: bytes | None
     ranges: tuple[TokenRange, ...] = ()
     may_load: bool = True
     may_save: bool = True
@@ -39,7 +39,7 @@ class RequestState:
         return None if priority is None else TokenRange(0, None, priority)
 
 
-def state_of(context: Any, epoch: bytes) -> RequestState:
+def state_of(context: Any, epoch: bytes | None) -> RequestState:
     """The state of a request that has arrived."""
     params, given = getattr(context, "kv_transfer_params", None), getattr(context, "kv_hints", None)
     if not params and given is None:

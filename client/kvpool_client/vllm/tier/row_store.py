@@ -1,9 +1,8 @@
 """Row store: finds, loads and saves rows of vLLM's host region in kvpool, a job's at a time.
 
 vLLM names what a row has by a key of its own, a hash over everything before it and the number of a group of layers: rows are a
-set of chunks without parents. One request leases rows and one native job loads them, while the next ones are leased; those that
-a lease leaves out are leased again, a few at a time. Two requests save them. What is saved keeps the beginning of a prompt the
-most recently used, so that eviction begins at its end.
+set of chunks without parents. One request leases rows and one native job loads them (`engines/set_loads`), two requests save
+them. What is saved keeps the beginning of a prompt the most recently used, so that eviction begins at its end.
 
 Bounded: a job ends within `batch_timeout_s`, and sooner after `give_up`. When a call has returned, nothing reads or writes a
 row. Any thread; the tier calls from a thread for loads and another one for saves. Copies per byte: one, by the Pool's native
@@ -19,9 +18,11 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.layout import Layout
-from kvpool.states import DRAM, PEER, TokenRange
+from kvpool.states import DRAM, TokenRange
 from kvpool_client.engines.connection_name import connection_name
-from kvpool_client.engines.lease_size import ASKED_MAX, LeaseSize
+from kvpool_client.engines.failure_guard import FailureGuard
+from kvpool_client.engines.lease_size import chunks_at_once
+from kvpool_client.engines.set_loads import SetLoads
 from kvpool_client.named_keys import Names
 from kvpool_client.pool import Pool
 from kvpool_client.verbs.lease import Lease
@@ -30,13 +31,9 @@ from kvpool_client.verbs.results import SaveResult
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
 from kvpool_client.vllm.tier.settings import Settings
 
-# Of rows that other nodes have, in one lease: each is pulled alone, and a daemon asks a node for so many without waiting.
-PULLS_AT_ONCE = 12
 SAVES_AT_ONCE = 128
 # Keys that are used again in one request.
 USES_AT_ONCE = 4096
-# States of rows that a lease left out, or that its connection's end took from it.
-_LEFT_OUT = ("absent", "gone", "disconnected")
 Addresses = npt.NDArray[np.int64]
 
 
@@ -54,7 +51,7 @@ def names_of(keys: Sequence[bytes], epoch: bytes = FIRST_EPOCH) -> Names:
 class RowStore:
     """See the module. A namespace and a connection of its own."""
 
-    def __init__(self, settings: Settings, model: str, revision: str, layout: Layout) -> None:
+    def __init__(self, settings: Settings, guard: FailureGuard, *, model: str, revision: str, layout: Layout) -> None:
         """Connects. Raises InvalidArgument, LayoutMismatch."""
         self._settings = settings
         self._pool = Pool(
@@ -69,7 +66,8 @@ class RowStore:
         )
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
-        self._size = LeaseSize(self._pool, timeout_s=settings.timeout_s)
+        self._set_loads = SetLoads(self._pool, guard, timeout_s=settings.timeout_s)
+        self._saves_at_once = chunks_at_once(layout, SAVES_AT_ONCE)
         self._giving_up = threading.Event()  # changed under _lock
 
     def __repr__(self) -> str:
@@ -87,41 +85,16 @@ class RowStore:
     def load(self, names: Names, addresses: Addresses) -> list[str]:
         """Copy chunks into rows. A state for each: "complete" for one that is in place and verified, else why it is not; its
         row is undefined."""
-        found = np.full(len(names), "absent", object)
         deadline = Deadline(self._settings.batch_timeout_s)
-        levels = self._pool.probe(names).copy()
-        asked = np.zeros(len(names), np.int64)
-        left = np.flatnonzero(levels > 0)
-        chosen, lease = self._lease_next(names, levels, left)
-        while lease is not None:
-            left = left[len(chosen) :]
-            following: Lease | None = None
-            try:
-                with lease, self._pool.load_set(lease, addresses[chosen]) as load:
-                    self._begin(load)
-                    pulls = bool((levels[chosen] >= PEER).any())
-                    ahead = chosen[:0]
-                    if not pulls:
-                        ahead, following = self._lease_next(names, levels, left)
-                    found[chosen] = load.wait(deadline.remaining_s()).states
-                    self._end(load)
-                asked[chosen] += 1
-                again = chosen[np.isin(found[chosen], _LEFT_OUT) & (asked[chosen] < ASKED_MAX)]
-                if len(again) and not self._is_over(deadline):
-                    levels[again] = self._size.levels_again(names[again], deadline, self._giving_up)
-                    again = again[levels[again] > 0]
-                left = np.concatenate([left[: len(ahead)], again, left[len(ahead) :]])
-                if self._is_over(deadline):
-                    found[left] = "late"
-                    break
-                if following is None:
-                    ahead, following = self._lease_next(names, levels, left)
-                chosen, lease, following = ahead, following, None
-            finally:
-                if following is not None:
-                    following.release()
-        states: list[str] = found.tolist()
-        return states
+
+        def load_part(lease: Lease, places: npt.NDArray[np.intp]) -> list[str]:
+            with self._pool.load_set(lease, addresses[places]) as load:
+                self._begin(load)
+                states = load.wait(deadline.remaining_s()).states
+                self._end(load)
+            return list(states)
+
+        return self._set_loads.load(names, load_part, deadline=deadline, stop=self._giving_up)
 
     def save(self, names: Names, addresses: Addresses, retention: Sequence[TokenRange | None]) -> list[SaveResult]:
         """Store chunks from rows. The results of the saves, in an order of their own; fewer where the time is over.
@@ -130,10 +103,10 @@ class RowStore:
         """
         results, tokens = [], self._pool.layout.chunk_tokens
         deadline = Deadline(self._settings.batch_timeout_s)
-        for first in reversed(range(0, len(names), SAVES_AT_ONCE)):
+        for first in reversed(range(0, len(names), self._saves_at_once)):
             if self._is_over(deadline):
                 break
-            asked = slice(first, first + SAVES_AT_ONCE)
+            asked = slice(first, first + self._saves_at_once)
             ranges = tuple(
                 TokenRange(row * tokens, (row + 1) * tokens, one.priority, one.duration_s)
                 for row, one in enumerate(retention[asked])
@@ -168,14 +141,7 @@ class RowStore:
     def close(self) -> None:
         """End the connection. Idempotent."""
         self._pool.close()
-
-    def _lease_next(
-        self, names: Names, levels: npt.NDArray[np.uint8], left: npt.NDArray[np.intp]
-    ) -> tuple[npt.NDArray[np.intp], Lease | None]:
-        """Lease the first of what is left, as many as may be leased at once: which they are, and their lease; None for none."""
-        chosen = left[: self._size.count]
-        chosen = chosen[np.cumsum(levels[chosen] >= PEER) <= PULLS_AT_ONCE]
-        return chosen, self._size.acquire_set(names[chosen]) if len(chosen) else None
+        self._set_loads.close()
 
     def _begin(self, load: Load) -> None:
         with self._lock:

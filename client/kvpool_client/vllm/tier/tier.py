@@ -69,6 +69,11 @@ class KVPoolTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's class is
         found: list[Finished] = self._guard.call("get_finished_jobs", [], self._jobs.take_finished)
         return [self._result_of(one) for one in found]
 
+    def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002 - vLLM's signature
+        """A step was scheduled."""
+        if not self._jobs.weights.has_kv:
+            self._guard.call("on_schedule_end", None, self._jobs.weights.end_step)
+
     def on_request_finished(self, req_context: Any) -> None:
         """A request has ended, and its jobs were submitted."""
         self._guard.call("on_request_finished", None, self._jobs.end_request, req_context)

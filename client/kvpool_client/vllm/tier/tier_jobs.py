@@ -7,7 +7,8 @@
 vLLM reports nothing of what its region serves: so every request has all of its chunks offered (REQUEST_LEVEL), and those that
 are there already count as used. A key that could not be loaded is a miss for its request from then on, else vLLM would ask for
 ever. After a reset of vLLM's cache its weights may be others: a new weight epoch begins, in which nothing older is found, and
-what requests of the old one computed is not stored.
+what requests of the old one computed is not stored. Where they change without a reset there is no epoch until the next one:
+vLLM itself goes on with KV of the old weights, and nothing of that may be stored.
 
 Invariants: every job that was submitted is finished once; nothing of a job touches the region when it is. The scheduler's
 thread, but for the lines' own and the one that reads weights, which connects when it has read them. Lock: `_connecting`.
@@ -39,6 +40,7 @@ from kvpool_client.vllm.tier.identity import Engine, Identity, identify
 from kvpool_client.vllm.tier.requests import RequestState, in_prompt_order, state_of
 from kvpool_client.vllm.tier.row_store import Addresses, RowStore, name_of, names_of
 from kvpool_client.vllm.tier.settings import Settings
+from kvpool_client.vllm.tier.weight_watch import WeightWatch
 
 LOG = logging.getLogger(__name__)
 _LOADED = "complete"
@@ -46,6 +48,7 @@ _LOADED = "complete"
 _STORED = ("saved_chunks", "present_chunks", "declined_chunks_pending")
 # Between two attempts to connect where a thread or a descriptor was lacking (guess).
 RETRY_S = 1.0
+_UNTIL_RESET = "nothing is loaded or stored until reset_prefix_cache(reset_connector=True)"
 # vLLM's key ends with the number of its group.
 GROUP_BYTES = 4
 Counts = Counter[str]
@@ -80,7 +83,10 @@ class TierJobs:
         self._group_tokens = {
             int(group.group_id).to_bytes(GROUP_BYTES, "big"): int(group.tokens_per_block) * blocks for group in groups
         }
-        self._epoch = FIRST_EPOCH
+        self._epoch: bytes | None = FIRST_EPOCH  # None: vLLM has KV of other weights than those that it has now
+        self.weights = WeightWatch(
+            engine.core, partial(self._guard.call, "note_new_weights", None, self._note_new_weights)
+        )
         self._identity: Identity | None = None
         self._refusal = ""
         self._connecting = (
@@ -112,22 +118,24 @@ class TierJobs:
         if self._rows is None:
             self._tally.count(f"refused_requests_{self._reason}")
             self._connect_later()
+        elif self._epoch is None:
+            self._tally.count("refused_requests_new_weights")
         state = state_of(context, self._epoch)
         for reason in state.rejected:
             self._guard.warn_once("a hint of a request was rejected", reason)
         self._tally.count("rejected_hints", len(state.rejected))
         context.set_state(state)
-        return self._rows is not None and state.may_save
+        return self._rows is not None and self._epoch is not None and state.may_save
 
     def has(self, key: bytes, context: Any) -> bool:
         """Whether a chunk can be loaded for a request. No request to the daemon."""
-        rows = self._rows
-        if rows is None:
+        rows, epoch = self._rows, self._epoch
+        if rows is None or epoch is None:
             return False
         state = self._state_of(context)
-        if not state.may_load or key in state.failed or state.epoch is not self._epoch:
+        if not state.may_load or key in state.failed or state.epoch is not epoch:
             return False
-        return rows.level_of(name_of(key, self._epoch)) > 0
+        return rows.level_of(name_of(key, epoch)) > 0
 
     def submit_load(self, job: Any) -> None:
         """Have rows filled. The job is finished in any case."""
@@ -166,10 +174,10 @@ class TierJobs:
     def end_request(self, context: Any) -> None:
         """A request has ended, and nothing more is offered of it: where it was stored in several jobs, its beginning counts
         as used last now, as it would after one."""
-        state, rows = context.get_state(RequestState), self._rows
-        if state is None or rows is None or state.jobs < 2 or state.epoch is not self._epoch:
+        state, rows, epoch = context.get_state(RequestState), self._rows, self._epoch
+        if state is None or rows is None or epoch is None or state.jobs < 2 or state.epoch is not epoch:
             return
-        stored, epoch = dict(state.stored), state.epoch
+        stored = dict(state.stored)
         state.stored.clear()
 
         def use_again() -> Counts:
@@ -193,6 +201,7 @@ class TierJobs:
     def drain(self) -> None:
         """End every job, and begin an epoch: a reset of vLLM's cache makes stale what is there. Waits about `timeout_s`."""
         self._epoch = new_epoch()
+        self.weights.note_reset()
         deadline = Deadline(self._settings.timeout_s)
         rows = self._rows
         late = partial(rows.give_up, is_over=False) if rows is not None else None
@@ -232,6 +241,18 @@ class TierJobs:
         """Why there is no pool."""
         return self._refusal or READING.partition(":")[0]
 
+    def _note_new_weights(self, call: str, has_old_kv: bool) -> None:
+        """A call may have changed the weights in place. Where vLLM has KV of the old ones, it gives it to new requests too."""
+        if not has_old_kv:
+            if (
+                self._epoch == FIRST_EPOCH
+            ):  # that of the files; a later one is of whatever weights come before the first step
+                self._epoch = new_epoch()
+                LOG.warning("kvpool: %s may have changed the weights: chunks are this start's alone", call)
+        elif self._epoch is not None:
+            self._epoch = None
+            LOG.warning("kvpool: %s may have changed the weights, and vLLM has KV from before; %s", call, _UNTIL_RESET)
+
     def _refuse(self, error: Exception) -> None:
         self._refusal = code_of(error)
         self._guard.warn_once("the engine runs without a pool", str(error))
@@ -245,7 +266,8 @@ class TierJobs:
             try:
                 revision = self._identity.revision.find()
                 if revision is not None:
-                    self._rows = RowStore(self._settings, self._identity.name, revision, self._identity.layout)
+                    name, layout = self._identity.name, self._identity.layout
+                    self._rows = RowStore(self._settings, self._guard, model=name, revision=revision, layout=layout)
             except (InvalidArgument, LayoutMismatch) as error:
                 self._refuse(error)
             except ENGINE_FAILURES as error:  # no thread or descriptor is left: a later request tries again
@@ -303,7 +325,7 @@ class TierJobs:
     def _loading(self, state: RequestState, keys: Sequence[bytes], chunk_ids: Any) -> Callable[[], list[str]] | None:
         """What loads these; None where nothing can."""
         rows, epoch = self._rows, self._epoch
-        if rows is None or state.epoch is not epoch:
+        if rows is None or epoch is None or state.epoch is not epoch:
             return None
         addresses = self._addresses_of(chunk_ids, len(keys))
         return lambda: rows.load(names_of(keys, epoch), addresses)
@@ -311,7 +333,7 @@ class TierJobs:
     def _storing(self, context: Any, keys: Sequence[bytes], chunk_ids: Any) -> Callable[[], Counts] | None:
         """What stores these; None where nothing can."""
         rows, epoch, state = self._rows, self._epoch, self._state_of(context)
-        if rows is None or not state.may_save or state.epoch is not epoch:
+        if rows is None or epoch is None or not state.may_save or state.epoch is not epoch:
             return None
         addresses = self._addresses_of(chunk_ids, len(keys))
         ends = [context.get_offload_key_position(key) or 0 for key in keys]

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_restored, wait_stored
+from tests.engines.vllm.conftest import Plain, Survivor, counted, wait_on_disk, wait_restored, wait_stored
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED
-from tests.rigs.daemon import wait_until
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
@@ -21,13 +20,11 @@ def test_an_engine_loads_from_ssd_what_was_stored_before_the_daemon_ended(
     with survivor.daemon(**options) as daemon:
         assert survivor.engine.tokens(asked, 16) == expected
         wait_stored(daemon, loadable_tokens(asked))
-        wait_until(lambda: daemon.stats()["ssd.chunks"] == daemon.stats()["dram.chunks"], "every chunk is on disk")
         chunks = int(daemon.stats()["dram.chunks"])
+        wait_on_disk(daemon, chunks)
         if end == "stopped":
             assert daemon.stop() == 0
         else:
-            with daemon.admin() as admin:
-                assert admin.demote_all(30.0)["durable"], "the catalogue knows every chunk too"
             daemon.kill()
         daemon.start()
         wait_restored(daemon, chunks)

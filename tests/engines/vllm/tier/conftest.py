@@ -19,6 +19,8 @@ from tests.rigs.daemon import Daemon, wait_until
 TOKENS = 16
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 120.0
+# Of the largest chunk that a test has.
+TOKENS_OF_A_CHUNK = 2 * BLOCK_TOKENS
 
 
 def pool_tier(socket: str, **settings: object) -> dict[str, object]:
@@ -38,7 +40,7 @@ def connected(engine: Engine, daemon: Daemon) -> Engine:
     before = int(daemon.stats()["dram.chunks"])
 
     def has_stored() -> bool:
-        engine.ask("generate", prompts=[prompt(time.monotonic_ns() % (1 << 30), BLOCK_TOKENS + 1)], tokens=4)
+        engine.ask("generate", prompts=[prompt(time.monotonic_ns() % (1 << 30), TOKENS_OF_A_CHUNK + 1)], tokens=4)
         return int(daemon.stats()["dram.chunks"]) > before
 
     wait_until(has_stored, "the tier has stored a chunk", CONNECT_TIMEOUT_S)

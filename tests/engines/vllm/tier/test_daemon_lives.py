@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import Plain, Survivor, wait_restored
+from tests.engines.vllm.conftest import Plain, Survivor, wait_on_disk, wait_restored
 from tests.engines.vllm.rigs.prompts import prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED
 from tests.engines.vllm.tier.conftest import TOKENS, answers, empty, loaded, wait_kept, whole_chunks
@@ -53,7 +53,7 @@ def test_chunks_on_disk_alone_are_loaded(tiered: Survivor, tmp_path: Path, expec
     options = {"ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "64MiB", "ssd.write_through": "true"}
     with tiered.daemon(**options) as daemon:
         assert answers(tiered.engine, ASKED) == expected
-        wait_until(lambda: int(daemon.stats()["ssd.chunks"]) >= CHUNKS, "every chunk is on disk")
+        wait_on_disk(daemon, CHUNKS)
         for end in (daemon.stop, daemon.kill):
             end()
             assert answers(tiered.engine, ASKED) == expected, "without a daemon"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.conftest import Plain, Survivor, wait_restored
+from tests.engines.vllm.conftest import Plain, Survivor, wait_on_disk, wait_restored
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.prompts import prompt
 from tests.engines.vllm.rigs.tiny_models import GROUPED
@@ -63,7 +63,7 @@ def test_changed_bits_on_disk_change_no_token(
     options = {"ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "64MiB", "ssd.write_through": "true"}
     with tiered.daemon(**options) as daemon:
         assert answers(engine, ASKED) == expected
-        wait_until(lambda: int(daemon.stats()["ssd.chunks"]) >= CHUNKS, "every chunk is on disk")
+        wait_on_disk(daemon, CHUNKS)
         daemon.kill()
         for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
             slots = dice.sample(found := slots_in(segment), len(found) // 4)

@@ -1,11 +1,14 @@
 """Resets of the region: prompts that it served are still in the tier, and after a change of weights nothing of the old ones."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from tests.engines.vllm.conftest import Plain, StartEngine, Survivor
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, Engine, tiering, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED
+from tests.engines.vllm.rigs.tiny_models import GROUPED, STRANGER, Geometry
 from tests.engines.vllm.tier.conftest import (
     TOKENS,
     answers,
@@ -93,3 +96,35 @@ def test_nothing_of_the_old_weights_is_loaded_after_a_reset(
         assert loaded(learner) == 0, "nothing is there at first, and then it is in the region"
     wait_kept(module_daemon, whole_chunks([*asked, late]))
     wait_until(lambda: module_daemon.stats()["leases"] == 0, "no lease is left")
+
+
+@pytest.mark.parametrize(
+    ("way", "in_process"), [("reload_weights", False), ("load_weights", True)], ids=["of-vllm", "of-a-trainer"]
+)
+def test_weights_that_change_without_a_reset_are_stored_under_no_name(
+    way: str,
+    in_process: bool,
+    model: Callable[[Geometry], Path],
+    start_engine: StartEngine,
+    module_daemon: Daemon,
+    plain: Plain,
+) -> None:
+    """vLLM goes on with KV of the old ones: what it computes from then on is of neither."""
+    number = 5560 if in_process else 5570
+    first, late, rest = prompt(number, 700), prompt(number + 1, 700), prompt(number + 2, 300)
+    transfer = tiering(pool_tier(module_daemon.socket))
+    engine = connected(start_engine(GROUPED, transfer=transfer, in_process=in_process), module_daemon)
+    before = int(module_daemon.stats()["dram.chunks"])
+    assert engine.tokens([first], TOKENS) == plain(GROUPED).tokens([first], TOKENS)
+    wait_kept(module_daemon, before + whole_chunks([first]))
+    engine.ask("change_weights", path=str(model(STRANGER)), way=way)
+    expected = plain(STRANGER).tokens([late, rest], TOKENS)
+    assert engine.tokens([late], TOKENS) == expected[:1]
+    assert engine.tokens([rest], 1) == [expected[1][:1]], "as many steps later as a store takes"
+    assert engine.ask("counters")["kvpool_tier_refused_requests/new_weights"] == 2
+    assert int(module_daemon.stats()["dram.chunks"]) == before + whole_chunks([first])
+    assert engine.ask("forget", of_connector=True)["done"]
+    assert engine.tokens([late, rest], TOKENS) == expected
+    wait_kept(module_daemon, before + whole_chunks([first, late, rest]))
+    assert not module_daemon.problems()
+    engine.close()

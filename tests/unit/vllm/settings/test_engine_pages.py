@@ -13,20 +13,24 @@ import pytest
 
 from kvpool.config.config import OPTIONS
 from kvpool.states import LoadReason, SaveState
+from kvpool_client.engines.settings import kinds_of
+from kvpool_client.lmcache.settings import Settings as LMCacheSettings
 from kvpool_client.sglang.settings import Settings as SGLangSettings
 from kvpool_client.trtllm import settings as tensorrt_llm
 from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES
 from kvpool_client.vllm.settings import PREFIX
 from kvpool_client.vllm.settings import Settings as VLLMSettings
+from kvpool_client.vllm.tier import Settings as TierSettings
+from kvpool_client.vllm.tier import metrics as tier_metrics
 from kvpool_tools.cli.kvpoolctl import MODULES
 
 ROOT = Path(__file__).parents[4]
 CLIENT = ROOT / "client" / "kvpool_client"
 OVERVIEW = ROOT / "docs" / "engines.md"
-PAGES = {page.stem: page for page in (OVERVIEW, ROOT / "docs" / "engines" / "vllm.md")}
+PAGES = {page.stem: page for page in (OVERVIEW, *sorted((ROOT / "docs" / "engines").glob("*.md")))}
 # What the overview has of an engine without a page of its own.
 SECTIONS = {"sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
-VARIABLES = {*tensorrt_llm._TEXTS, *tensorrt_llm._NUMBERS}
+VARIABLES = {name.upper() for name in kinds_of(tensorrt_llm.Settings, tensorrt_llm._OWN)}
 LABELS = {name: label for name, label, _ in FAMILIES}
 # The prefixes of the labels under which refusals, failed calls and ends of loads are counted.
 PREFIXES = ("refused_", "failed_", "loads_")
@@ -55,7 +59,7 @@ def troubles(engine: str) -> Iterator[list[str]]:
             yield cells
 
 
-@pytest.mark.parametrize("page", sorted({OVERVIEW, *OVERVIEW.parent.glob("engines/*.md")}), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_settings_in_a_pages_commands_are_json(page: Path) -> None:
     commands = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     given = [words for command in commands for words in re.findall(r"'(\{.*?\})'", command, re.DOTALL)]
@@ -98,6 +102,7 @@ def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
     ("page", "prefix", "settings"),
     [
         ("vllm", PREFIX, {field.name for field in fields(VLLMSettings)}),
+        ("lmcache", "", {field.name for field in fields(LMCacheSettings)}),
         ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket", "source"}),
         ("tensorrt-llm", tensorrt_llm.PREFIX, VARIABLES),
     ],
@@ -125,6 +130,26 @@ def test_counters_of_vllm_that_a_page_names_exist(page: str, words: set[str]) ->
 def test_every_counter_of_vllm_is_on_its_page() -> None:
     text = PAGES["vllm"].read_text()
     assert {*LABELS, *COUNTERS} <= set(re.findall(r"`vllm:kvpool_(\w+)`", text))
+
+
+def test_the_tier_has_its_settings_and_counters_on_the_page(words: set[str]) -> None:
+    section = PAGES["vllm"].read_text().partition("\n## The secondary tier\n")[2].partition("\n## ")[0]
+    of_settings, _, of_troubles = section.partition("\n### The tier: troubleshooting\n")
+    known = {field.name for field in fields(TierSettings)} | {"backpressure"}  # vLLM's own
+    table = of_settings.partition("**New weights**")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
+    reasons = {one.name.lower() for one in (*LoadReason, *SaveState)} | {word.partition(":")[0] for word in words}
+    family, shown = "", set()
+    for line in of_troubles.splitlines():
+        cell = line.split(" | ")[1] if line.startswith("| ") else ""
+        for name, reason in re.findall(r"`(\w*)(?:\{reason=\"(\w+)\"\})?`", cell):
+            family = name or family  # further reasons follow
+            if family.startswith("tiering_") or family == "evicted_chunks":
+                continue  # vLLM's and the daemon's
+            assert family in (tier_metrics.BY_REASON if reason else tier_metrics.COUNTERS), line
+            assert not reason or reason in reasons or f"{family}_{reason}" in words, line
+            shown.add(family)
+    assert set(tier_metrics.BY_REASON) <= shown
 
 
 @pytest.mark.parametrize("page", ["sglang", "tensorrt-llm"])

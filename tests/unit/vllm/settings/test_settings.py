@@ -37,38 +37,6 @@ def test_defaults_need_no_key() -> None:
     assert Settings().is_async
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("kvpool.soket", "/x"),
-        ("kvpool.socket", ""),
-        ("kvpool.socket", "a\0b"),
-        ("kvpool.socket", "\ud800"),
-        ("kvpool.socket", b"/run/kvpool.sock"),
-        ("kvpool.socket", "unix:///run/kvpool/kvpool.sock"),
-        ("kvpool.load", "eager"),
-        ("kvpool.timeout_s", 0),
-        ("kvpool.timeout_s", True),
-        ("kvpool.wait_s", -1),
-        ("kvpool.chunk_tokens", 1.5),
-        ("kvpool.copy_threads", 0),
-        ("kvpool.load_threads", "two"),
-        ("kvpool.always_load", 1),
-        ("kvpool.announce", "yes"),
-        ("kvpool.events", None),
-        ("kvpool.reset", "all"),
-        ("kvpool.model", ""),
-        ("kvpool.model", "é" * 151),
-        ("kvpool.model", 7),
-    ],
-)
-def test_a_wrong_setting_is_named_with_what_was_expected(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=key) as caught:
-        Settings.of({key: value, "kvpool.load": "eager"})
-    assert all("expected" in fault for fault in caught.value.faults)
-    assert any("kvpool.load" in fault for fault in caught.value.faults)
-
-
 @pytest.mark.parametrize(("block", "chunk"), [(16, 64), (32, 64), (48, 48), (128, 128), (512, 512)])
 def test_chunks_are_whole_blocks_by_default(block: int, chunk: int) -> None:
     assert Settings().chunk_tokens_for(block) == chunk
