@@ -220,6 +220,7 @@ class ControlServer:
             key=arrival.key,
             number=arrival.connection,
             sequence=sequence,
+            host=arrival.host,
         )
         self.counts["hellos"] += 1
         self._on_hello(hello.node)

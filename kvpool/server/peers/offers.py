@@ -43,7 +43,7 @@ from kvpool.server.peers.doubts import Doubts
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.states import DRAM, Level
-from kvpool.transfer.engine.engine import Engine
+from kvpool.transfer.engine.engine import Engine, PullingNode
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,7 @@ class Offers:
                 self._checks_of,
                 threads=config.threads,
                 bytes_per_s=config.rate,
+                stall_s=config.stall_timeout,
                 clock=clock,
             )
         )
@@ -178,7 +179,7 @@ class Offers:
             return
         connection = self._connections.find(puller.number)
         offer = None if connection is None else connection.offered.get(stage.pull)
-        self._parts.serve(offer, stage, answer, node=puller.node)
+        self._parts.serve(offer, stage, answer, puller=PullingNode(puller.node, puller.counted, puller.host))
 
     def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
         """See `PullService`."""

@@ -104,6 +104,7 @@ class ChildProcess:
         self.memory: kvpool_native.Mapping | None = None  # of the present life
         self.facts: Mapping[str, Any] = {}  # of the present life
         self.lives = 0
+        self._is_killed = False
         self.error = ""  # why the last attempt failed, while it does not serve
 
     def __repr__(self) -> str:
@@ -120,6 +121,11 @@ class ChildProcess:
     def asked(self) -> int:
         """Requests without an answer."""
         return len(self._waiting)
+
+    @property
+    def has_ended_by_itself(self) -> bool:
+        """Whether nobody here has ended the last life."""
+        return not self.is_serving and not self._is_killed and not self._closing.is_set()
 
     def start(self) -> None:
         """Begin the first life, in the background."""
@@ -178,6 +184,7 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             start = partial(self._spawn, theirs.fileno(), memory.fd)
+            self._is_killed = False
             self.process = process = await loop.run_in_executor(None, start)
         transport, life = await loop.create_unix_connection(lambda: _Life(loop, self._take_answer), sock=ours)
         try:
@@ -233,6 +240,7 @@ class ChildProcess:
         """End this life at once; another one begins after the back-off."""
         self._note_error(reason)
         if self.process is not None:
+            self._is_killed = True
             self.process.kill()
 
     def _note_error(self, error: str) -> None:

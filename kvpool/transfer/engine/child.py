@@ -7,7 +7,7 @@
                       [0, "call off", mark]: it will not
                       [number, "ping"]: answered by the thread that calls the library, if it does not hang there
     process → daemon: [number, [code]], 0 where they have moved, or the mark was heard; once nothing of it can write into any
-                      memory any more. UNBEGUN: nothing of it has moved
+                      memory any more. UNBEGUN: nothing of it has moved. Behind a move's code: how many agents were met
 
 A server that accepts a connection and never answers keeps TransferEngine, and every other read with it, for a minute. After
 SUBMIT_S the process therefore names that move (HUNG) and ends.
@@ -78,6 +78,7 @@ class MoveClient(Protocol):
     """The library, with the shared memory registered."""
 
     facts: Mapping[str, Any]
+    met: int  # agents, whose descriptors the library keeps
 
     @property
     def notices(self) -> Notices | None:
@@ -115,7 +116,7 @@ class _Move:
 
     @property
     def node(self) -> str:
-        """Whose bytes move, or where to: TransferEngine's server, or the node of NIXL's agent."""
+        """Whose bytes move, or where to: TransferEngine's server, or the peer of NIXL's agent."""
         return self.other if isinstance(self.other, str) else str(self.other[0])
 
 
@@ -250,7 +251,7 @@ class _Moves:
         notices = self._client.notices
         if notices is not None and not move.code and not notices.notify(move.other, move.mark):
             move.code = -1
-        self._link.answer(move.number, [move.code])
+        self._link.answer(move.number, [move.code, self._client.met])
 
 
 def connect(settings: Mapping[str, Any], memory: mmap.mmap) -> MoveClient:

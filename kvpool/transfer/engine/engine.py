@@ -4,16 +4,17 @@ TransferEngine of the node that pulls reads there; NIXL of the node that is pull
 ranges are written by others (`expect`) or are what is written from (`write`).
 
 Half of the buffer is for what comes from other nodes, the other half for what goes to them. All of it can be read *and written*
-by anybody who reaches the ports, so that what comes out of it counts only with the right checksum, and nothing else is ever
-registered. A range goes this way:
+by anybody who reaches the ports (and by NIXL over TCP all that this process has), so that what comes out of it counts only with
+the right checksum, and nothing else is ever registered. A range goes this way:
 
     free ──take──► taken ──read, write, expect──► moving ──answer──► taken ──give──► free
                                                      └──give: too late──► quarantined ──answer──► free
 
-because a move that was given up may still write. Where quarantined ranges take QUARANTINE_PART of a half the process is ended:
-its next life has memory of its own. Every move ends by its deadline. What is expected and not called off is in quarantine until
-EXPECTED_S: by then the owner's process has written it, or was ended by its daemon. A node whose write keeps this process for
-`hang_s` is blamed; where a move is late the process itself is asked whether it lives. Loop thread only.
+because a move that was given up may still write. Where quarantined ranges take QUARANTINE_PART of a half, those of one node
+for half of that at most, the process is ended: its next life has memory of its own. Every move ends by its deadline. What is
+expected and not called off is in quarantine until EXPECTED_S: by then the owner's process has written it, or was ended by its
+daemon. A node whose write keeps this process for `hang_s` is blamed, and so are those whose writes are under way where it ends
+by itself; where a move is late the process itself is asked whether it lives. Loop thread only.
 """
 
 import asyncio
@@ -54,6 +55,8 @@ EXPECTED_S = r.STAGE_WAIT_MS_MAX / 1e3 + r.INTO_BEGIN_S + r.INTO_WRITE_S + 5.0
 LIBRARIES = {"mooncake": "TransferEngine", "nixl": "NIXL"}
 # For a node that has kept the library from all others.
 BLAMED_S = 600.0
+# Of `hang_s`: a process that has not answered a ping for so long hangs by itself.
+PING_PART = 4
 COUNTED = ("connections", "pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
 BACK_OFF = BackOffSettings(first_s=0.5, most_s=30.0)
 
@@ -116,6 +119,15 @@ class BounceRange:
 
 
 @dataclass(frozen=True, slots=True)
+class PullingNode:
+    """A node that asks. `peer`: by which it counts, for another may take its name. `host`: where its connection comes from."""
+
+    name: str
+    peer: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """What another node was asked to write. `mark`: which comes behind it. `ended`: when that was heard, or by its deadline."""
 
@@ -154,7 +166,8 @@ class Engine:
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
         self._lives: dict[str, bytes] = {}
         self._begun_s = 0.0
-        self._is_pinged = False
+        self._pinged_s: float | None = None  # since when a ping has no answer
+        self._met = 0  # agents, by this life
         self._blamed: dict[str, float] = {}  # when each node is used again
         self.life = b""  # names a life of this node's process
         self.counts: Counter[str] = Counter()
@@ -175,13 +188,20 @@ class Engine:
 
     @property
     def server(self) -> str:
-        """The address by which others name this life of the process, `HOST:PORT`."""
-        return str(self.process.facts["server"])
+        """The address by which others name this life of the process, `HOST:PORT`. It names no port where it writes: nobody
+        connects to it."""
+        server = str(self.process.facts["server"])
+        return f"{server.rpartition(':')[0]}:1" if self.writes else server
 
     @property
     def writes(self) -> bool:
         """Whether the owner writes; else the puller reads."""
         return self.settings.library == "nixl"
+
+    @property
+    def expected_s(self) -> float:
+        """For which a range that another node was asked to write may be written."""
+        return EXPECTED_S
 
     @property
     def agent(self) -> bytes:
@@ -204,8 +224,8 @@ class Engine:
 
     @property
     def served_address(self) -> int:
-        """Where the half begins that others read."""
-        return int(self.process.facts["base"]) + self._half_bytes
+        """Where the half begins that others read; where it writes, no place."""
+        return 1 if self.writes else int(self.process.facts["base"]) + self._half_bytes
 
     def reserve_range(self, half: Half, size: int, peer: str) -> BounceRange | None:
         """A range for a node; None where there is no room for it now, or nothing is served."""
@@ -237,7 +257,8 @@ class Engine:
         taken.is_given = True
         if taken.is_moving:
             self._quarantined[taken.peer] += taken.size
-            if self.quarantined_bytes > self._half_bytes // QUARANTINE_PART:
+            most = self._half_bytes // QUARANTINE_PART
+            if sum(min(size, most // 2) for size in self._quarantined.values()) >= most // 2 * 2:
                 self.process.kill("too many moves that were given up have not ended")
         else:
             self._free(taken)
@@ -265,10 +286,13 @@ class Engine:
         """Begin to read a server's bytes at an address; ends within the time. REQUIRES: the range is taken, and not moving."""
         return self._begin_move(into, [MOVE, server, into.offset, address, size, b""], timeout_s)
 
-    def write(self, source: BounceRange, target: r.StageInto, *, node: str, size: int) -> "asyncio.Future[MoveEnd]":
+    def write(
+        self, source: BounceRange, target: r.StageInto, *, puller: PullingNode, size: int
+    ) -> "asyncio.Future[MoveEnd]":
         """Begin to write to where a node wants it; ends when nothing of it can be written any more. REQUIRES: as `read`."""
-        request = [MOVE, [node, target.agent], source.offset, target.address, size, target.mark]
-        return self._begin_move(source, request, 2 * self.settings.hang_s, writes_to=node)
+        agent = [puller.peer, puller.name, puller.host, target.agent]
+        request = [MOVE, agent, source.offset, target.address, size, target.mark]
+        return self._begin_move(source, request, 2 * self.settings.hang_s, writes_to=puller.peer)
 
     def expect(self, into: BounceRange, *, timeout_s: float) -> Expected:
         """From now on another node may write to a range, and sends the mark then; ends within the time. REQUIRES: as `read`."""
@@ -310,15 +334,24 @@ class Engine:
                 if not self._quarantined[taken.peer]:
                     del self._quarantined[taken.peer]
                 self._free(taken)
-            if codes == [HUNG]:
-                self._blame(taken.peer)
-            end = MoveEnd.DONE if codes == [0] else MoveEnd.UNBEGUN if codes == [UNBEGUN] else MoveEnd.FAILED
-            self.counts["failed_reads"] += end is not MoveEnd.DONE and codes != [CALLED_OFF]
+            code = None if codes is None else codes[0]
+            if code == HUNG or (code is None and writes_to and self.process.has_ended_by_itself):
+                self._blame(writes_to or taken.peer)
+            if code == HUNG:
+                self.process.kill(
+                    "the library has not begun a move in time"
+                )  # no end of its own: no other node is blamed
+            end = MoveEnd.DONE if code == 0 else MoveEnd.UNBEGUN if code == UNBEGUN else MoveEnd.FAILED
+            self.counts["failed_reads"] += end is not MoveEnd.DONE and code != CALLED_OFF
             if not ended.done():
                 ended.set_result(end)
+            if codes is not None and writes_to and code != HUNG:
+                self._met = codes[1]
+            self._renew_where_worn()
 
         def blame() -> None:
-            if writes_to and not self._is_pinged:  # else the process itself hangs
+            silent_s = 0.0 if self._pinged_s is None else loop.time() - self._pinged_s
+            if writes_to and silent_s < self.settings.hang_s / PING_PART:  # else the process itself hangs
                 self._blame(writes_to)
 
         self.process.send_request(request, take_answer, hang_s=hang_s, on_hang=blame)
@@ -326,14 +359,22 @@ class Engine:
 
     def _ping(self) -> None:
         """Have the process ended within `hang_s` unless it answers."""
-        if self._is_pinged or not self.is_serving:
+        if self._pinged_s is not None or not self.is_serving:
             return
-        self._is_pinged = True
+        self._pinged_s = asyncio.get_running_loop().time()
 
         def take_answer(_: Codes) -> None:
-            self._is_pinged = False
+            self._pinged_s = None
 
         self.process.send_request([PING], take_answer)
+
+    def _renew_where_worn(self) -> None:
+        """The library keeps the descriptors of agents that it has met: its process begins anew once nothing is asked for, nor
+        expected, and in any case after twice as many as it should meet."""
+        most = self.process.facts["met_max"] if self.writes and self.is_serving else 0
+        if most and (self._met >= 2 * most or (self._met >= most and not self.process.asked)):
+            self._met = 0
+            self.process.kill("it has met many agents, whose descriptors NIXL keeps")
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
@@ -395,6 +436,7 @@ class Engine:
         if self.is_serving:
             self._ranges, self._used = self._new_ranges(), Counter()
             self._lives.clear()
+            self._met = 0
             self._begun_s = asyncio.get_running_loop().time()
             self.life = os.urandom(r.LIFE_BYTES)
             self._former_ports.append(self.process.facts["port"])

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 REFUSED_S = 30.0
 CLOSE_S = 5.0
 # Faults of the path to a node, not of the chunks.
-PATH_FAULTS = ("late", "broken", "other_transport", "foreign", "stale", "away")
+PATH_FAULTS = ("late", "broken", "other_transport", "foreign", "stale", "away", "unreachable")
 
 
 class EngineTransport:

@@ -268,7 +268,8 @@ class Wanted:
 async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -> r.Staged:
     """The owner's answer, once the bytes are there. Raises PartFailed.
 
-    Whoever gives up meanwhile leaves a question that was sent behind: its answer may be that the range is not written to."""
+    Whoever gives up meanwhile leaves a question that was sent behind, until the quarantine of its range ends: its answer may be
+    that the range is not written to."""
     engine, asked = around.engine, around.asked
     place = engine.agent, engine.address_of(wanted.into)  # of the life of the process that the range is from
     expected: list[Expected] = []  # once it is sent
@@ -283,16 +284,18 @@ async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -
             engine.call_off(wanted.into, expected[0])
 
     question = asyncio.get_running_loop().create_task(
-        _ask(around.asking, wanted.link, wanted.node, send, timeout_s=timeout_s)
+        _ask(around.asking, wanted.link, wanted.node, send, timeout_s=engine.expected_s)
     )
     asked.add(question)
     question.add_done_callback(settle)
     try:
-        staged = await asyncio.shield(question)
-    except asyncio.CancelledError:
+        await asyncio.wait({question}, timeout=max(0.001, timeout_s))
+    finally:
         if not expected:
-            question.cancel()
-        raise
+            question.cancel()  # it has not left
+    if not question.done():
+        raise PartFailed("late", f"{wanted.node} did not answer in time")
+    staged = question.result()
     if staged.gone or staged.address:
         _check_end(await expected[0].ended, f"{wanted.node} has not written")
     return staged

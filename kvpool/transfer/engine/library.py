@@ -29,6 +29,7 @@ class TransferEngineClient:
     """See `child.MoveClient`. `library`: its own object, with the memory registered."""
 
     notices = None
+    met = 0
 
     def __init__(self, engine: Any, memory: mmap.mmap, facts: Mapping[str, Any]) -> None:
         self.library = engine

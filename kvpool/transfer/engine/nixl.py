@@ -7,18 +7,23 @@ device's address, without authentication; at the interpreter's end it crashes, s
 
 An agent's description is what its memory is written by: this node's goes to the owners it asks, and no owner's to anybody. It
 counts for the node that its agent is named for alone, and the name is read before the library knows it: to load another node's,
-or to remove it, would end that node's writes.
+or to remove it, would end that node's writes. Over TCP it counts only where it leads to the asking node's host, and to a port
+and an identity that no other node and not this process has (`nixl_form.py`). Bounds are by the peer, whose key nobody else has.
 Threads: any. Guarded by `_turn`: every call of the library.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import importlib.util
+import ipaddress
+import itertools
 import mmap
 import os
 import resource
 import secrets
+import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -30,46 +35,54 @@ from kvpool.ids import NIXL_PACKAGES
 from kvpool.peers.control.records import AGENT_BYTES_MAX
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
 from kvpool.transfer.engine.library import open_files
+from kvpool.transfer.engine.nixl_form import Form, is_host, name_in
 
 BACKEND = "UCX"
 # UCX's names of transports, by protocol: one host's daemons have shared memory of kvpool's own.
 TRANSPORTS = {"tcp": "tcp", "rdma": "ib"}
 # Agents that are known at once, of all nodes and of one, which has one for each life: beyond, the one that was used longest ago
 # is forgotten. Of one node no more are met within NODE_AGENTS_S, the same one again included: each takes two descriptors, which
-# the library keeps when it is removed (measured). The process ends before they take half of what it may have, once nothing is
-# written.
+# the library keeps when it is removed (measured). The daemon ends the process once so many were met that they take a quarter of
+# what it may have and nothing is asked for, or twice as many.
 AGENTS_MAX = 1024
 NODE_AGENTS_MAX = 4
 NODE_AGENTS_S = 60.0
-MET_PART = 4
+MET_PART = 8
+# A place that a node was written at is no other's for so long.
+PLACE_S = 600.0
+PLACES_MAX = 4096
 # For the library to end another thread's call: while one hangs, nothing is looked at.
 TURN_S = 0.1
 SEPARATOR = "/"
-# Each life's description begins with this, eight bytes of a length, and its name (1.5.1).
-HEAD = b"nixlSerDes|Agent"
 SYS_NET = Path("/sys/class/net")
+IF_INET6 = Path("/proc/net/if_inet6")
+_SIOCGIFADDR = 0x8915
 _LISTENING = "0A"
 
 
-# A node, and the description of its agent.
-Agent = tuple[str, bytes]
+# A peer, its node's name, the host that it asks from, and the description of its agent.
+Agent = tuple[str, str, str, bytes]
 
 
 class NixlClient:
     """See `child.MoveClient` and `child.Notices`."""
 
-    def __init__(self, agent: Any, errors: tuple[type[Exception], ...], base: int, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, agent: Any, errors: tuple[type[Exception], ...], base: int, *, facts: Mapping[str, Any], form: Form | None
+    ) -> None:
+        """`form`: of descriptions, over TCP."""
         self.facts = facts
+        self.met = 0
+        self._form = form
+        self._places: OrderedDict[object, tuple[str, Deadline]] = OrderedDict()  # whose each is
         self._agent = agent
         self._errors = errors
         self._base = base
         self._turn = threading.Lock()
         self._names: OrderedDict[Agent, str] = OrderedDict()
-        self._lately: dict[str, list[Deadline]] = {}  # of each node, for each agent that was met within NODE_AGENTS_S
+        self._lately: dict[str, list[Deadline]] = {}  # of each peer, for each agent that was met within NODE_AGENTS_S
         self._writes: dict[int, tuple[Any, Agent]] = {}  # handle, and whose memory
         self._numbers = 0
-        self._met = 0
-        self._met_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // MET_PART
 
     @property
     def notices(self) -> "NixlClient":
@@ -78,9 +91,10 @@ class NixlClient:
 
     def submit(self, other: Sequence[Any], offset: int, address: int, size: int) -> int:
         """See `MoveClient`. `other`: an Agent."""
-        agent: Agent = (other[0], other[1])
+        agent = _agent_of(other)
         with self._turn:
             try:
+                self._check_place(agent, address, size)
                 name = self._name_of(agent)
                 here = self._agent.get_xfer_descs([(self._base + offset, size, 0)], "DRAM")
                 there = self._agent.get_xfer_descs([(address, size, 0)], "DRAM")
@@ -125,7 +139,7 @@ class NixlClient:
         """See `Notices`."""
         with self._turn:
             try:
-                self._agent.send_notif(self._name_of((other[0], other[1])), mark)
+                self._agent.send_notif(self._name_of(_agent_of(other)), mark)
             except self._errors:
                 return False
         return True
@@ -146,34 +160,58 @@ class NixlClient:
         """See `MoveClient`. The process ends at once: nothing is given back that the system does not take."""
 
     def _name_of(self, agent: Agent) -> str:
-        """The agent's name. Raises ValueError, or an error of the library, where it is none, or another node's; RuntimeError,
-        which ends the process, after too many."""
+        """The agent's name. Raises ValueError, or an error of the library, where it is none, or another node's, and after too
+        many."""
         name = self._names.get(agent, "")
         if name:
             self._names.move_to_end(agent)
             return name
-        node, described = agent
+        peer, node, _, described = agent
         name = name_in(described)
         if name.rpartition(SEPARATOR)[0] != node or name in self._names.values():
             raise ValueError(f"{name} is no agent of {node}, or is described otherwise")
         lately = {
             whose: left for whose, met in self._lately.items() if (left := [one for one in met if not one.has_passed()])
         }
-        if len(lately.setdefault(node, [])) >= NODE_AGENTS_MAX:
+        if len(lately.setdefault(peer, [])) >= NODE_AGENTS_MAX:
             raise ValueError(f"{node} has had {NODE_AGENTS_MAX} agents within {NODE_AGENTS_S:g} s")
-        own = [one for one in self._names if one[0] == node]
+        own = [one for one in self._names if one[0] == peer]
         if len(own) >= NODE_AGENTS_MAX:
             self._make_room(own)
         elif len(self._names) >= AGENTS_MAX:
             self._make_room(list(self._names))
-        if self._met >= self._met_max and not self._writes:
-            raise RuntimeError(f"{self._met} agents were met, whose descriptors NIXL keeps: a new process has none")
-        self._met += 1
-        lately[node].append(Deadline(NODE_AGENTS_S))
+        if self.met >= 2 * self.facts["met_max"]:
+            raise ValueError(f"{self.met} agents were met, whose descriptors NIXL keeps: a new process has none")
+        self.met += 1
+        lately[peer].append(Deadline(NODE_AGENTS_S))
         self._lately = lately
         self._agent.add_remote_agent(described)
         self._names[agent] = name
         return name
+
+    def _check_place(self, agent: Agent, address: int, size: int) -> None:
+        """Raises ValueError where an agent's description leads elsewhere than to its own node's memory."""
+        peer, node, host, described = agent
+        if self._form is None:
+            return
+        place = self._form.place_in(described)
+        if not is_host(place, host):
+            raise ValueError(f"an agent of {node} is at {place.host or 'this machine'}, expected {host}")
+        if not place.has(address, size):
+            raise ValueError(f"{node} wants bytes outside of its agent's memory")
+        own = self._form.own
+        if (place.port == own.port and place.host in ("", own.host)) or place.identity == own.identity:
+            raise ValueError(f"an agent of {node} is this process")
+        claimed = ((place.host, place.port), place.identity)
+        for one in claimed:
+            whose, until = self._places.get(one, (peer, None))
+            if whose != peer and until is not None and not until.has_passed():
+                raise ValueError(f"an agent of {node} is another node's")
+        for one in claimed:
+            self._places[one] = (peer, Deadline(PLACE_S))
+            self._places.move_to_end(one)
+        while len(self._places) > PLACES_MAX:
+            self._places.popitem(last=False)
 
     def _make_room(self, agents: Sequence[Agent]) -> None:
         """Forget the first agent that is not written to. Raises ValueError where there is none."""
@@ -197,13 +235,34 @@ class NixlClient:
             self._agent.release_xfer_handle(handle)
 
 
-def name_in(described: bytes) -> str:
-    """The name in an agent's description. Raises ValueError where there is none."""
-    begin = len(HEAD) + 8
-    end = begin + int.from_bytes(described[len(HEAD) : begin], "little")
-    if not described.startswith(HEAD) or not begin < end <= len(described):
-        raise ValueError("this describes no agent of NIXL")
-    return described[begin:end].decode()
+def _agent_of(other: Sequence[Any]) -> Agent:
+    peer, node, host, described = other
+    return peer, node, host, described
+
+
+def ports_without(first: int, last: int, former: Sequence[int]) -> tuple[int, int]:
+    """The most ports in a row that no former life had; all of them where each was one's. Others remember what they knew of
+    those, and would write into this life."""
+    edges = [first - 1, *sorted({one for one in former if first <= one <= last}), last + 1]
+    begin, end = max(itertools.pairwise(edges), key=lambda edge: edge[1] - edge[0])
+    return (begin + 1, end - 1) if end - begin > 1 else (first, last)
+
+
+def device_of(host: str) -> str:
+    """The network device that has an address; empty where none has it as its first one."""
+    address = ipaddress.ip_address(host)
+    if address.is_loopback:
+        return "lo"
+    if address.version == 6:
+        lines = [line.split() for line in IF_INET6.read_text().splitlines()] if IF_INET6.exists() else []
+        return next((line[-1] for line in lines if bytes.fromhex(line[0]) == address.packed), "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, device in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address
+                found = fcntl.ioctl(asked, _SIOCGIFADDR, device.encode().ljust(256, b"\0"))
+                if found[20:24] == address.packed:
+                    return device
+    return ""
 
 
 def connect_nixl(settings: Mapping[str, Any], memory: mmap.mmap) -> NixlClient:
@@ -218,11 +277,21 @@ def connect_nixl(settings: Mapping[str, Any], memory: mmap.mmap) -> NixlClient:
             f"{', '.join(sorted(known))}"
         )
     first, last = settings["ports"]
+    if protocol == "tcp":
+        device = device_of(settings["host"])
+        if not device or devices not in ("", device):
+            raise ConnectionError(
+                f"peer.rdma_devices is {devices!r}: over tcp NIXL uses the device whose first address is {settings['host']}, "
+                f"{device or 'which none of this machine is'}"
+            )
+        devices = device
+    first, last = ports_without(first, last, settings["former_ports"])
     os.environ["UCX_TLS"] = TRANSPORTS[protocol]
     os.environ["UCX_TCP_PORT_RANGE"] = f"{first}-{last}"
     if devices:
         suffix = ":1" if protocol == "rdma" else ""  # a device's port, which UCX names, too
         os.environ["UCX_NET_DEVICES"] = ",".join(f"{device}{suffix}" for device in devices.split(","))
+    os.environ["UCX_TCP_AF_PRIO"] = "inet6" if ":" in settings["host"] else "inet"
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     api, bindings = _import_nixl()
@@ -242,16 +311,23 @@ def connect_nixl(settings: Mapping[str, Any], memory: mmap.mmap) -> NixlClient:
         raise ConnectionError(
             f"NIXL describes this node in {len(described)} bytes, expected {AGENT_BYTES_MAX} at most: see peer.rdma_devices"
         )
+    port = _listening_port()
+    form: Form | None = None
+    reason = "another name"
     try:
         is_read = name_in(described) == name
-    except ValueError:
-        is_read = False
+        if protocol == "tcp":
+            form = Form(described, host=settings["host"], port=port, base=base, size=len(memory))
+    except ValueError as error:
+        is_read, reason = False, str(error)
     if not is_read:
-        raise ConnectionError("this release of NIXL describes agents otherwise than 1.5.1: install kvpool[nixl]")
+        raise ConnectionError(
+            f"this release of NIXL describes agents otherwise than 1.5.1 ({reason}): install kvpool[nixl]"
+        )
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
-    port = _listening_port()
-    facts = {"server": f"{host}:{port}", "base": base, "port": port, "agent": described}
-    return NixlClient(agent, (*errors, ValueError), base, facts)
+    met_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // MET_PART
+    facts = {"server": f"{host}:{port}", "base": base, "port": port, "agent": described, "met_max": met_max}
+    return NixlClient(agent, (*errors, ValueError), base, facts=facts, form=form)
 
 
 def _import_nixl() -> tuple[Any, Any]:

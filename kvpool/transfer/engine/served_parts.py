@@ -23,7 +23,8 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd
+from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd, PullingNode
+from kvpool.transfer.engine.job import PARTS_AHEAD
 
 # Between two looks at extents that have not landed.
 LOOK_S = 2e-3
@@ -92,7 +93,8 @@ class _Rows:
 
 
 class ServedParts:
-    """See the module. `bytes_per_s`: that one node reads at most, 0 for no bound."""
+    """See the module. `bytes_per_s`: that one node reads at most, 0 for no bound. `stall_s`: for which a puller waits beside
+    what it allows for the bytes."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class ServedParts:
         *,
         threads: int,
         bytes_per_s: int,
+        stall_s: float,
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -110,6 +113,7 @@ class ServedParts:
         self._index = index
         self._checks = checks
         self._bytes_per_s = bytes_per_s
+        self._pace_s = min(stall_s, r.INTO_BEGIN_S)  # a part is waited for, or a write begun, no longer
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "kvpool-served")
         self._offers: dict[int, _Offered] = {}
@@ -139,14 +143,14 @@ class ServedParts:
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
 
-    def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, node: str) -> None:
+    def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, puller: PullingNode) -> None:
         """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
-        lack = self._lack(stage, node)
+        lack = self._lack(offered, stage, puller)
         if lack:
             answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node {lack}"))
         elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
-            greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, node))
+            greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, puller))
             self._greetings.add(greeting)
             greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
@@ -159,7 +163,7 @@ class ServedParts:
                     self._engine.give(offered.parts.pop(part))
                 elif part in offered.tasks:
                     offered.give_up(part)  # before it was served: nobody would end it again
-            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, node))
+            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, puller))
             offered.tasks[stage.part] = task
             task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
 
@@ -173,17 +177,18 @@ class ServedParts:
         if task.cancelled():
             answer(self._staged(stage))
 
-    def _lack(self, stage: r.AnyStage, node: str) -> str:
+    def _lack(self, offered: _Offered | None, stage: r.AnyStage, puller: PullingNode) -> str:
         """Why nothing can move as a Stage wants it; empty where it can."""
         engine, way = self._engine, self._engine.settings.way
         if not engine.is_serving or stage.protocol != way:
             return f"uses {way if engine.is_serving else 'none that runs'}, the puller's {stage.protocol}"
         if isinstance(stage, r.StageInto) != engine.writes and (stage.rows or not engine.writes):
             return "writes" if engine.writes else "is read from"
-        if isinstance(stage, r.StageInto) and engine.blames(node):
-            return f"does not write to {node} for a while: its writes have kept it from others"
-        if not stage.rows and 0 < self._bytes_per_s < engine.part_bytes(1):  # its parts would come too late
-            return f"is not used below {engine.part_bytes(1)} bytes in a second, see peer.rate"
+        if engine.writes and engine.blames(puller.peer):
+            return f"does not write to {puller.name} for a while: its writes have kept it from others"
+        part_bytes = engine.part_bytes(1 if offered is None else offered.chunks.extent_bytes)
+        if 0 < self._bytes_per_s * self._pace_s < PARTS_AHEAD * part_bytes:  # its parts would come too late
+            return f"is not used where {PARTS_AHEAD} parts of {part_bytes} bytes take over {self._pace_s:g} s, see peer.rate"
         return ""
 
     def _staged(self, stage: r.AnyStage, address: int = 0, checks: bytes = b"", gone: bytes = b"") -> r.Staged:
@@ -195,26 +200,26 @@ class ServedParts:
         is_new = stage.part not in offered.parts and stage.part not in offered.tasks
         return is_new and stage.first + stage.rows <= offered.rows and len(offered.tasks) < PARTS_MAX
 
-    async def _greet(self, stage: r.StageInto, answer: Answer, node: str) -> None:
+    async def _greet(self, stage: r.StageInto, answer: Answer, puller: PullingNode) -> None:
         """Write a page, whatever it has, so that the connection is made."""
-        taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, node)
+        taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, puller.peer)
         if taken is None:
             answer(self._staged(stage))
         else:
-            answer(await self._write(taken, stage, node) or self._staged(stage, stage.address))
+            answer(await self._write(taken, stage, puller) or self._staged(stage, stage.address))
 
-    async def _write(self, taken: BounceRange, stage: r.StageInto, node: str) -> r.Refused | None:
+    async def _write(self, taken: BounceRange, stage: r.StageInto, puller: PullingNode) -> r.Refused | None:
         """Write a range to where a node wants it, and give it back; a refusal where that fails. Ends when nothing of it can be
         written any more."""
         try:
-            end = await self._engine.write(taken, stage, node=node, size=taken.size)
+            end = await self._engine.write(taken, stage, puller=puller, size=taken.size)
         finally:
             self._engine.give(taken)
         code = r.RefusalCode.TRANSPORT if end is MoveEnd.UNBEGUN else r.RefusalCode.UNWRITTEN
         text = f"{self._engine.settings.title} of this node could not write"
         return None if end is MoveEnd.DONE else r.Refused(code, text)
 
-    async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, node: str) -> None:
+    async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, puller: PullingNode) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
         begin = Deadline(stage.wait_ms / 1000 + r.INTO_BEGIN_S, self._clock)
         size = offered.chunks.extent_bytes
@@ -247,7 +252,7 @@ class ServedParts:
                 answer(self._staged(stage))
                 return
             offered.writing.add(stage.part)
-            refusal = await self._write(taken, stage, node)
+            refusal = await self._write(taken, stage, puller)
             if refusal is not None:
                 answer(refusal)
                 return

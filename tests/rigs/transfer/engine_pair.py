@@ -16,7 +16,7 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.members.member import Member
-from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings
+from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings, PullingNode
 from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.transfer.stream_address import StreamAddress
@@ -29,8 +29,11 @@ from tests.rigs.transfer.stream_node import EXTENT_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
+PULLER = PullingNode("here", "key of here", HOST)
 OFFER = 1
 PULL = 7
+# No rate makes a part late.
+PATIENT_S = 1e9
 CHUNKS = 5
 
 
@@ -42,12 +45,12 @@ async def until(condition: Callable[[], object], what: str) -> None:
 @dataclass
 class Link:
     """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way, `ask`: to each question.
-    `node`: whose they are, as the owner knows."""
+    `puller`: whose they are, as the owner knows."""
 
     parts: ServedParts
     change: Callable[[r.Staged], r.Staged | None] = lambda staged: staged
     ask: Callable[[r.AnyStage], r.AnyStage] = lambda stage: stage
-    node: str = "here"
+    puller: PullingNode = PULLER
     asked: list[r.AnyStage] = field(default_factory=list)
     member: Member = MEMBER
     pulls: int = PULL
@@ -73,7 +76,7 @@ class Link:
                 answered.set_result(changed)
             return True
 
-        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer, node=self.node)
+        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer, puller=self.puller)
         return answered
 
 
@@ -169,7 +172,7 @@ def _engine(directory: Path, library: str, *, is_real: bool, buffer_bytes: int) 
     )
 
 
-def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0) -> Side:
+def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0, stall_s: float = PATIENT_S) -> Side:
     node, clock = Node(CHUNKS, is_owner=is_owner), MonotonicClock()
     server = node.serve()
 
@@ -179,11 +182,14 @@ def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0) -> 
         )
 
     arena, index = node.store.arena, node.store.index
-    parts = ServedParts(engine, arena, node.store.view, checks_of, threads=1, bytes_per_s=rate, clock=clock)
+    view = node.store.view
+    parts = ServedParts(engine, arena, view, checks_of, threads=1, bytes_per_s=rate, stall_s=stall_s, clock=clock)
+    if stall_s == PATIENT_S:
+        parts._pace_s = PATIENT_S  # no rate is refused
     if is_owner:
         slots = node.slots
         offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), EXTENTS, EXTENT_BYTES)
-        parts.add_offer(OFFER, "here", offered, checks_of(offered))
+        parts.add_offer(OFFER, PULLER.peer, offered, checks_of(offered))
     transport = EngineTransport(engine, arena, index, threads=1, jobs_max=4, clock=clock)
     return Side(node, engine, parts, transport, directory)
 
@@ -229,13 +235,13 @@ async def engine_pair(
 
 
 @asynccontextmanager
-async def on_engines_of(serving: Pair, *, rate: int = 0) -> AsyncIterator[Pair]:
+async def on_engines_of(serving: Pair, *, rate: int = 0, stall_s: float = PATIENT_S) -> AsyncIterator[Pair]:
     """A pair with nodes, parts and transports of its own on the engines of one that goes on to serve."""
     for former in (serving.owner, serving.here):
         assert former.engine.is_serving, "a test has ended the process of engines that others share"
         former.engine.counts.clear()
     owner, here = (
-        _side(former.directory, former.engine, is_owner=former is serving.owner, rate=rate)
+        _side(former.directory, former.engine, is_owner=former is serving.owner, rate=rate, stall_s=stall_s)
         for former in (serving.owner, serving.here)
     )
     try:

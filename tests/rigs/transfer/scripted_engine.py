@@ -45,6 +45,8 @@ class ScriptedEngine:
     def notices(self) -> "ScriptedAgent | None":
         return None
 
+    met = 0
+
     def __init__(self, directory: Path, memory: mmap.mmap, facts: Mapping[str, Any]) -> None:
         self._directory = directory
         self._memory = memory
@@ -98,11 +100,11 @@ class ScriptedAgent(ScriptedEngine):
         return self
 
     def submit(self, other: Any, offset: int, address: int, size: int) -> int:
-        node, described = other
+        _, node, _, described = other
         return super().submit(other, offset, address, size) if described.rpartition(b"/")[0] == node.encode() else -1
 
     def notify(self, other: Any, mark: bytes) -> bool:
-        (self._marks_of(other[1]) / mark.hex()).touch()
+        (self._marks_of(other[3]) / mark.hex()).touch()
         return True
 
     def heard(self) -> list[bytes]:
@@ -117,7 +119,7 @@ class ScriptedAgent(ScriptedEngine):
         return made
 
     def _move(self, other: Any, offset: int, address: int, size: int) -> int:
-        there = self._directory.parent / other[1].decode().rpartition("/")[2]
+        there = self._directory.parent / other[3].decode().rpartition("/")[2]
         try:
             with there.open("r+b") as memory:
                 if not 0 <= address - BASE <= os.fstat(memory.fileno()).st_size - size:
@@ -141,7 +143,9 @@ def connect(settings: Mapping[str, Any], memory: mmap.mmap) -> ScriptedEngine:
     named.symlink_to(f"/proc/{os.getpid()}/fd/{sys.argv[2]}")
     facts = {"server": f"127.0.0.1:{port}", "base": BASE, "port": port}
     if settings["library"] == "nixl":
-        return ScriptedAgent(directory, memory, {**facts, "agent": f"{settings['node']}/{port}".encode()})
+        return ScriptedAgent(
+            directory, memory, {**facts, "agent": f"{settings['node']}/{port}".encode(), "met_max": 1000}
+        )
     return ScriptedEngine(directory, memory, facts)
 
 

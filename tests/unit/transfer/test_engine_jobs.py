@@ -1,6 +1,7 @@
 """Pulls by TransferEngine with a scripted library: what arrives, what is refused, what ends by its deadline, and the bounds."""
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -22,11 +23,11 @@ from kvpool.transfer.child.frames import Frames
 from kvpool.transfer.child.service import DaemonLink
 from kvpool.transfer.engine import child
 from kvpool.transfer.engine import engine as engine_module
-from kvpool.transfer.engine.engine import LIBRARIES, Half, MoveEnd
-from kvpool.transfer.engine.job import EngineJob, PartFailed
+from kvpool.transfer.engine.engine import LIBRARIES, Half, MoveEnd, PullingNode
+from kvpool.transfer.engine.job import PARTS_AHEAD, EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.native_directory import EXTENTS
-from tests.rigs.transfer.engine_pair import CHUNKS, Pair, Side, engine_pair, on_engines_of, until
+from tests.rigs.transfer.engine_pair import CHUNKS, PULLER, Pair, Side, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 from tests.rigs.transfer.stream_node import EXTENT_BYTES, payload
 
@@ -162,7 +163,7 @@ async def test_an_agent_of_another_node_is_not_written_to(
     pair: Pair, lasting_quarantine: None, node: str, change: dict[str, Any]
 ) -> None:
     """Whoever asks has to be who the agent names; the puller hears that nothing was written."""
-    pair.link.node = node
+    pair.link.puller = replace(PULLER, name=node)
     pair.link.ask = lambda stage: replace(stage, **change) if isinstance(stage, r.StageInto) else stage
     ends = await pair.pull(pair.order())
     assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "other_transport")}
@@ -247,6 +248,7 @@ class _Notices:
 
     def __init__(self, *marks: bytes) -> None:
         self.facts: Mapping[str, Any] = {}
+        self.met = 0
         self._marks = list(marks)
 
     @property
@@ -433,7 +435,169 @@ async def test_a_part_that_was_given_up_and_whose_write_fails_is_in_doubt(tmp_pa
         with pytest.raises(Refused) as refusal:
             await written
         assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        assert engine._blamed == {}, "its own daemon has ended it"
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
+@only_writes
+async def test_a_process_that_dies_blames_whose_write_was_under_way(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        assert await pair.here.transport.accepts(pair.order())
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        await until(lambda: engine.process.asked, "it is being written")
+        assert engine.process.process is not None
+        os.kill(engine.process.process.pid, signal.SIGKILL)
+        with pytest.raises(Refused) as refusal:
+            await written
+        assert refusal.value.code == r.RefusalCode.UNWRITTEN
+        assert list(engine._blamed) == [PULLER.peer]
+        pair.owner.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        assert {one.fault for one in await pair.pull(pair.order())} == {"other_transport"}
+        assert not await pair.here.transport.accepts(pair.order()), "it gets the stream"
+        pair.link.puller = PullingNode("here", "key of another", PULLER.host)
+        assert (await pair.link.request(pair.stage(50, 0, 2), 5.0)).address, "others are written to"
+
+
+@only_writes
+async def test_a_write_that_does_not_begin_blames_its_peer_alone(tmp_path: Path, library: str) -> None:
+    """The process ends with it; others' writes end, too."""
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.owner.engine
+        pair.owner.follow(Script(is_stuck=True))
+        first = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        await until(lambda: engine.process.asked == 1, "it is being written")
+        (number,) = engine.process._waiting
+        pair.link.puller = PullingNode("here", "key of another", PULLER.host)
+        second = pair.link.request(pair.stage(2, 2, 2), 5.0)
+        await until(lambda: engine.process.asked == 2, "both are")
+        engine.process._take_answer(number, [child.HUNG])
+        for written in (first, second):
+            with pytest.raises(Refused):
+                await written
+        assert list(engine._blamed) == [PULLER.peer]
+        pair.owner.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
+@only_writes
+async def test_a_ping_that_was_just_sent_excuses_nobody(tmp_path: Path, library: str) -> None:
+    """A second write brings one about whenever its node likes."""
+    async with engine_pair(tmp_path, library) as pair:
+        engine, loop = pair.owner.engine, asyncio.get_running_loop()
+        _hang_after(pair.owner, 2.0)
+        pair.owner.follow(Script(is_stuck=True))
+        written = pair.link.request(pair.stage(1, 0, 2), 5.0)
+        await until(lambda: engine.process.asked, "it is being written")
+        loop.call_later(1.9, lambda: setattr(engine, "_pinged_s", loop.time()))
+        with pytest.raises(Refused):
+            await written
+        assert list(engine._blamed) == [PULLER.peer]
+        pair.owner.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
+@only_writes
+async def test_a_process_that_has_met_many_agents_begins_anew_when_nothing_is_expected(
+    tmp_path: Path, library: str
+) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.here.engine
+        most = engine.process.facts["met_max"]
+        into = engine.reserve_range(Half.READ, EXTENT_BYTES, "owner")
+        assert into is not None
+        expected = engine.expect(into, timeout_s=1e6)
+        for met in (most - 1, most, 2 * most - 1):
+            engine._met = met
+            engine._renew_where_worn()
+            assert not engine.process._is_killed, "another node may still write"
+        engine.call_off(into, expected)
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it began anew")
+        engine.give(into)
+        into = engine.reserve_range(Half.READ, EXTENT_BYTES, "owner")
+        assert into is not None
+        expected = engine.expect(into, timeout_s=1e6)
+        engine._met = 2 * most
+        engine._renew_where_worn()
+        assert await expected.ended is MoveEnd.FAILED, "in any case"
+        engine.give(into)
+        await until(lambda: engine.process.lives == 3 and engine.is_serving, "it began anew")
+        assert engine._blamed == {}
+
+
+@only_writes
+async def test_a_late_answer_counts_until_the_quarantine_ends(
+    pair: Pair, lasting_quarantine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner says that nothing was written, after its puller has given up."""
+    asked: list[tuple[r.AnyStage, float, asyncio.Future[Any]]] = []
+
+    def hold(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
+        asked.append((stage, timeout_s, asyncio.get_running_loop().create_future()))
+        return asked[-1][2]
+
+    monkeypatch.setattr(pair.link, "request", hold, raising=False)
+    engine = pair.here.engine
+    ends = await pair.pull(pair.order(stall_s=0.1))
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
+    assert not await pair.here.transport.accepts(pair.order()), "the path is at fault"
+    assert engine.quarantined_bytes > 0
+    assert asked
+    for stage, timeout_s, answered in asked:
+        assert timeout_s > 1e5, "the link listens as long"
+        assert not answered.done()
+        answered.set_result(r.Staged(stage.pull, stage.part, "127.0.0.1:1", bytes(r.LIFE_BYTES), 0, b"", b""))
+    await nothing_is_taken(pair)
+
+
+async def test_a_node_that_cannot_be_reached_is_not_asked_at_once_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered.set_exception(PeerNotAsked(f"{stage} within {timeout_s}"))
+        return answered
+
+    assert await pair.here.transport.accepts(pair.order())
+    monkeypatch.setattr(pair.link, "request", fail, raising=False)
+    assert {one.fault for one in await pair.pull(pair.order())} == {"unreachable"}
+    assert not await pair.here.transport.accepts(pair.order())
+    await nothing_is_taken(pair)
+
+
+async def test_one_nodes_quarantine_and_a_part_of_another_end_nothing(tmp_path: Path, library: str) -> None:
+    async with engine_pair(tmp_path, library) as pair:
+        engine = pair.here.engine
+        pair.here.follow(Script(is_stuck=True))
+        for name, size in (("hostile", engine.extent_bytes_max), ("healthy", engine.part_bytes(1))):
+            into = engine.reserve_range(Half.READ, size, name)
+            assert into is not None
+            if engine.writes:
+                ended = engine.expect(into, timeout_s=0.01).ended
+            else:
+                ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
+            assert await ended is MoveEnd.LATE
+            engine.give(into)
+        assert engine.quarantined_bytes == engine.extent_bytes_max + engine.part_bytes(1)
+        assert not engine.process._is_killed
+        engine.process.kill("a test")
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "another life has begun")
+
+
+@only_writes
+async def test_an_owner_that_writes_names_no_place_of_its_own(pair: Pair) -> None:
+    engine = pair.owner.engine
+    port, base = engine.process.facts["port"], engine.process.facts["base"]
+    question = r.Stage(98, 0, b"", 0, 0, engine.settings.way, 0)
+    greeting = replace(pair.stage(0, 0, 0), pull=99)
+    for stage in (question, greeting, pair.stage(1, 0, 2)):
+        staged = await pair.link.request(stage, 5.0)
+        assert staged.address, "it serves"
+        assert staged.server.rpartition(":")[2] == "1" != str(port)
+        if stage is question:
+            assert staged.address < base
 
 
 @only_writes
@@ -463,13 +627,15 @@ async def test_a_node_whose_writes_do_not_end_is_blamed_and_not_written_to(tmp_p
         assert refusal.value.code == r.RefusalCode.UNWRITTEN
         pair.owner.follow(Script())
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
-        assert engine.blames("here")
-        for stage in (pair.stage(2, 0, 2), replace(pair.stage(0, 0, 0), pull=99)):
+        assert engine.blames(PULLER.peer)
+        greeting = replace(pair.stage(0, 0, 0), pull=99)
+        for stage in (pair.stage(2, 0, 2), greeting, r.Stage(98, 0, b"", 0, 0, engine.settings.way, 0)):
             with pytest.raises(Refused) as refusal:
                 await pair.link.request(stage, 5.0)
             assert refusal.value.code == r.RefusalCode.TRANSPORT
-        pair.link.node = "another"
-        assert not engine.blames("another")
+        assert not engine.blames("here"), "whoever takes its name"
+        pair.link.puller = PullingNode("here", "key of another", PULLER.host)
+        assert (await pair.link.request(pair.stage(3, 0, 2), 5.0)).address
 
 
 @only_writes
@@ -486,8 +652,7 @@ async def test_a_process_that_hangs_by_itself_is_found_and_nobody_is_blamed(
         ends = await pair.pull(pair.order(timeout_s=0.3))
         assert {one.ending for one in ends} == {Ending.FAILED}
         await until(lambda: process.lives == 2 and process.is_serving, "it was started again")
-        assert not struck.engine.blames("here")
-        assert not other.engine.blames("owner")
+        assert struck.engine._blamed == other.engine._blamed == {}
 
 
 @only_writes
@@ -648,7 +813,7 @@ async def test_what_cannot_be_is_refused(pair: Pair) -> None:
             answers.append(found)
             return True
 
-        pair.owner.parts.serve(offer, stage, answer, node="here")
+        pair.owner.parts.serve(offer, stage, answer, puller=PULLER)
         found = answers.pop()
         assert isinstance(found, r.Refused)
         return found.code
@@ -676,13 +841,13 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
             answers.append(found)
             return True
 
-        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
-        parts.serve(1, pair.stage(1, 0, 2), answer, node="here")
+        parts.serve(1, pair.stage(1, 0, 2), answer, puller=PULLER)
+        parts.serve(1, pair.stage(1, 0, 2), answer, puller=PULLER)
         (refused,) = answers
         assert isinstance(refused, r.Refused)
         assert refused.code == "protocol"
         await until(lambda: len(answers) == 2, "the first part is free of charge")
-        parts.serve(1, pair.stage(2, 2, 2), answer, node="here")
+        parts.serve(1, pair.stage(2, 2, 2), answer, puller=PULLER)
         await until(lambda: engine.counts["served_bytes"] == 4 * EXTENT_BYTES, "it is copied, and waits for its time")
         assert len(answers) == 2
         held = [engine.reserve_range(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
@@ -696,7 +861,7 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
         for one in held:
             assert one is not None
             engine.give(one)
-        parts.serve(1, pair.stage(3, 0, 2), answer, node="here")
+        parts.serve(1, pair.stage(3, 0, 2), answer, puller=PULLER)
         assert isinstance(answers[-1], r.Refused)
 
 
@@ -714,7 +879,7 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
             return True
 
         over = b"".join(one.to_bytes(4, "little") for one in ended)
-        parts.serve(1, pair.stage(part, 0, count, over, wait_ms=20_000), answer, node="here")
+        parts.serve(1, pair.stage(part, 0, count, over, wait_ms=20_000), answer, puller=PULLER)
 
     def served(part: int) -> bool:
         found = answers[part]
@@ -769,11 +934,37 @@ async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:
         assert loop.time() - begun_s >= 0.25 * (parts - 1) / parts - 0.1
 
 
-async def test_a_rate_that_makes_parts_late_chooses_the_stream(engines: Pair) -> None:
-    least = engines.owner.engine.part_bytes(1)
+@pytest.mark.parametrize("stall_s", [0.5, 2.0, 60.0])
+async def test_a_rate_that_makes_parts_late_chooses_the_stream(engines: Pair, stall_s: float) -> None:
+    """So many parts as are ahead share it, within the time that a puller waits for each, and a write has to begin."""
+    size = PARTS_AHEAD * engines.owner.engine.part_bytes(EXTENT_BYTES)
+    least = math.ceil(size / min(stall_s, r.INTO_BEGIN_S))
     for rate, is_accepted in ((least - 1, False), (least, True)):
-        async with on_engines_of(engines, rate=rate) as pair:
+        async with on_engines_of(engines, rate=rate, stall_s=stall_s) as pair:
             assert await pair.here.transport.accepts(pair.order()) is is_accepted
+            if not is_accepted:
+                with pytest.raises(Refused) as refusal:
+                    await pair.link.request(pair.stage(1, 0, 2), 5.0)
+                assert refusal.value.code == r.RefusalCode.TRANSPORT
+
+
+async def test_extents_beyond_a_part_need_a_higher_rate(engines: Pair) -> None:
+    engine = engines.owner.engine
+    least = PARTS_AHEAD * engine.part_bytes(1)
+    async with on_engines_of(engines, rate=least, stall_s=1.0) as pair:
+        offered = pair.owner.parts._offers[1]
+        assert pair.owner.parts._lack(offered, pair.stage(1, 0, 1), PULLER) == ""
+        offered.chunks = replace(offered.chunks, extent_bytes=engine.extent_bytes_max)
+        assert "peer.rate" in pair.owner.parts._lack(offered, pair.stage(1, 0, 1), PULLER)
+
+
+async def test_the_slowest_rate_that_is_taken_brings_every_part(engines: Pair) -> None:
+    engine = engines.owner.engine
+    stall_s = 2.0
+    rate = math.ceil(PARTS_AHEAD * engine.part_bytes(EXTENT_BYTES) / stall_s)
+    async with on_engines_of(engines, rate=rate, stall_s=stall_s) as pair:
+        assert await pair.here.transport.accepts(pair.order())
+        assert [one.ending for one in await pair.pull(pair.order(stall_s=stall_s))] == [Ending.DONE] * 5
 
 
 @only_writes
@@ -787,6 +978,6 @@ async def test_a_write_by_a_process_that_has_ended_is_none(tmp_path: Path, libra
         await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
         stage = pair.stage(1, 0, 1)
         assert isinstance(stage, r.StageInto)
-        refusal = await pair.owner.parts._write(taken, stage, "here")
+        refusal = await pair.owner.parts._write(taken, stage, PULLER)
         assert refusal is not None
         assert refusal.code == r.RefusalCode.TRANSPORT

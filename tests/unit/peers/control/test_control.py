@@ -146,6 +146,21 @@ async def test_with_keys_the_owner_knows_who_asks() -> None:
         assert await nodes.watch(keys=fleet_key).ready(server)
 
 
+async def test_who_takes_the_name_of_another_node_counts_by_its_own_key() -> None:
+    owner, (keys, first, second) = Owner(is_slow=True), key_pairs(3)
+    with fleet() as nodes:
+        allowed = frozenset({first.public_bytes, second.public_bytes})
+        server = nodes.serve(owner, keys=keys, allowed=allowed)
+        for one in (first, second):
+            link = await nodes.watch(keys=one, node=identity_of("victim")).ready(server, keys.public)
+            link.request(r.StageInto(*(*astuple(stage_of(1)), b"agent", 1, bytes(r.MARK_BYTES))), 60.0)
+        await until(lambda: len(owner.stages) == 2, "both are served")
+        pullers = [puller for puller, *_ in owner.stages]
+        assert [one.node for one in pullers] == ["victim", "victim"]
+        assert pullers[0].counted != pullers[1].counted
+        assert [one.host for one in pullers] == ["127.0.0.1", "127.0.0.1"]
+
+
 async def test_a_refusal_of_the_owner_is_raised_with_its_code() -> None:
     owner = Owner(is_slow=True)
     with fleet() as nodes:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.service import DaemonLink
-from kvpool.transfer.engine.engine import Engine, EngineSettings
+from kvpool.transfer.engine.engine import Engine, EngineSettings, PullingNode
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool_tools.bench.peer.node import EXTENTS, HOST, LONG_S, THREADS, Node
 
@@ -74,6 +74,7 @@ class Owner:
             self._checks,
             threads=THREADS,
             bytes_per_s=0,
+            stall_s=LONG_S,
             clock=MonotonicClock(),
         )
         process = self._engine.process.process
@@ -93,7 +94,7 @@ class Owner:
         if kind == STAGE:
             record, *values = fields
             stage = (r.StageInto if record == r.StageInto.KIND else r.Stage)(*values)
-            self._parts.serve(stage.pull, stage, _answering(link, number), node=PULLER)
+            self._parts.serve(stage.pull, stage, _answering(link, number), puller=PullingNode(PULLER, PULLER, HOST))
         elif kind == BEGIN:
             pull, first, count = fields
             chunks = OfferedChunks(self._node.columns(first, count), EXTENTS, self._node.extent_bytes)
