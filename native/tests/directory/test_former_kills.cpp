@@ -139,6 +139,41 @@ TEST(a_life_that_is_killed_at_any_store_leaves_what_was_there) { run_lives(kvpoo
 
 TEST(the_same_with_queues_by_class) { run_lives(kvpool::testing::seed(), PolicyKind::CLASS_QUEUES, 80); }
 
+// A plan takes victims out of their chains, and puts them back where it comes to nothing.
+TEST(a_search_for_room_that_finds_none_takes_nothing_apart) {
+  const DirectoryGeometry geometry = *DirectoryGeometry::plan(16 * CHUNK, 4 * CHUNK, 64);
+  const auto former = new_life(geometry);
+  make_ready(*former);
+  Directory files(nullptr, nullptr, *DirectoryGeometry::plan_files(8 * CHUNK, 2, 100), nullptr, Tier::SSD);
+  const TierSet set({&former->directory, &files});
+  EXPECT(files.add_namespace() == former->owner);
+  const ClassId in_files = *files.add_class(CHUNK, EXTENTS);
+  const ClassId large = *former->directory.add_class(4 * CHUNK, 1);
+  files.mark_segment_ready(0);
+  EXPECT(former->store({1, 2}) == 2 && former->store(range(10, 12)) == 12);
+  EXPECT(files.restore(former->owner, in_files, std::nullopt, key_of(1), PageIndex(0), 1));
+  EXPECT(files.restore(former->owner, in_files, key_of(1), key_of(2), PageIndex(2), 2));
+  former->directory.room().protect_unsaved(true);
+  EXPECT(former->acquire({1}).chunks == 1);
+  Stores stores(*former->index, *former->records);
+  SaveState answer{};
+  const auto keys = pack({100});
+  stores.watch([&] {
+    const Reservation made =
+        former->directory.reserve(former->owner, large, std::nullopt, keys.data(), 1, ++former->now, HolderId(), {.may_wait = false});
+    answer = static_cast<SaveState>(made.states[0]);
+  });
+  EXPECT(answer == SaveState::NOT_READY);
+  for (size_t at = 0; at < stores.count(); ++at) {
+    const auto pool = new_life(geometry, former->arena);
+    EXPECT(take_over(*pool, stores.index(at), stores.records(at), former->now).taken == 14);
+    EXPECT(pool->is_sound());
+  }
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+  EXPECT(stores.count() > 2);
+#endif
+}
+
 TEST(lives_follow_one_another) {
   const uint64_t seed = kvpool::testing::seed();
   const DirectoryGeometry geometry = *DirectoryGeometry::plan(48 * CHUNK, 4 * CHUNK, 64);
