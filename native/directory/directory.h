@@ -366,7 +366,7 @@ class Directory {
   ChunkIndex table_;
   ChunkRecords records_;
   SlotArena arena_;
-  TokenIds tokens_;
+  TokenIds tokens_{&records_};
   const std::unique_ptr<EvictionPolicy> policy_;
   EvictionQueues queues_;
   Standings standings_;

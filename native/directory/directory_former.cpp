@@ -154,7 +154,7 @@ FormerCounts Directory::restore_former(const FormerLife& former, std::span<const
     const ChunkRecord& record = former.record(id);
     const NamespaceId known = namespace_of(record);
     const auto run = runs.find(record.page);
-    const FormerChunk chunk{record, run.value_or(FormerRun{}), HolderId(former.seal(id).holder), 0, {}};
+    const FormerChunk chunk{record, run.value_or(FormerRun{}), HolderId(former.seal(id).holder), 0, {}, {}};
     if (!run || namespaces_.empty() || !withhold(chunk, known.valid() ? known : NamespaceId(0), last_generation_)) {
       ++counts.damaged;
     }
@@ -182,7 +182,8 @@ FormerCounts Directory::restore_former(const FormerLife& former, std::span<const
     }
     const auto slot = arena_.words_in(one.run.size_class, one.run.segments, record.page);
     const auto checksums = former.published(record, *slot, arena_.size_class(one.run.size_class).extents);
-    one.restored = restore_former_chunk({record, one.run, HolderId(), one.used_ns, *checksums}, namespace_of(record), above);
+    const FormerChunk chunk{record, one.run, HolderId(), one.used_ns, *checksums, former.tokens(one.id)};
+    one.restored = restore_former_chunk(chunk, namespace_of(record), above);
     ++(one.restored.valid() ? counts.taken : counts.unplaced);
     counts.taken_bytes += one.restored.valid() ? chunk_bytes(records_[one.restored]) : 0;
   }
@@ -220,6 +221,7 @@ RecordId Directory::restore_former_chunk(const FormerChunk& chunk, NamespaceId o
   enter_restored(id, above);
   record.stored_tick = former.stored_tick;
   records_.seal(id, HolderId());
+  tokens_.store(id, {packed_words(chunk.tokens), {}});
   if (lower_bits_ != 0 && former.was_below && !former.is_below) {
     standings_.set_written(record, true);  // what a lower tier has still, it will say itself
   }

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "records/chunk_records.h"
+#include "records/kept_tokens.h"
 
 namespace kvpool {
 namespace {
@@ -19,6 +20,10 @@ constexpr uint64_t LEAST_SLOT_BYTES_MAX = uint64_t{32} << 10;
 constexpr uint64_t SLOT_EXTENTS = 16;
 // Checksums of an arena: their numbers have 32 bits.
 constexpr uint64_t CHECKSUMS_MAX = uint64_t{1} << 31;
+// Address space for token ids that are kept: twice what configurations allow them without a word, for cells of several sizes. Their
+// numbers have 32 bits.
+constexpr uint64_t KEPT_TOKENS_PART = 8;
+constexpr uint64_t KEPT_TOKENS_MAX = uint64_t{32} << 30;
 
 // No more chunks than `max_chunks` have entries, so a slot may be as large as the capacity gives each of them: as many smaller chunks
 // fit as before. A power of two of pages, so that segments are whole slots.
@@ -73,8 +78,10 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan_device(uint64_t capacit
 }
 
 KeptShape DirectoryGeometry::kept() const noexcept {
-  return {capacity,       arena.segment_bytes,    arena.slot_bytes_min, arena.checksum_bytes_min,
-          arena.segments, arena.max_run_segments, max_chunks,           sizeof(ChunkRecord)};
+  const uint64_t token_bytes = round_up(std::min(capacity / KEPT_TOKENS_PART + 1, KEPT_TOKENS_MAX), KeptTokens::SLAB_BYTES);
+  return {capacity,    arena.segment_bytes, arena.slot_bytes_min,   arena.checksum_bytes_min,
+          token_bytes, arena.segments,      arena.max_run_segments, max_chunks,
+          sizeof(ChunkRecord)};
 }
 
 RegionShape DirectoryGeometry::region(Tier tier, Backing backing) const noexcept {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "records/kept_tokens.h"
 
 namespace kvpool {
 namespace {
@@ -85,6 +86,10 @@ std::optional<std::span<const uint32_t>> FormerLife::published(const ChunkRecord
   }
   const uint32_t* const sums = words_.find_checksums(*words, extents);
   return sums == nullptr ? std::nullopt : std::optional(std::span(sums, extents));
+}
+
+std::span<const int32_t> FormerLife::tokens(uint32_t id) const noexcept {
+  return read_cell(kept_.tokens(), kept_.shape().token_bytes, seal(id).tokens, records_[id].generation);
 }
 
 void FormerLife::prefetch(uint32_t id) const noexcept {

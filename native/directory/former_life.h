@@ -50,6 +50,7 @@ struct FormerChunk {
   HolderId writer;
   uint64_t used_ns;
   std::span<const uint32_t> checksums;
+  std::span<const int32_t> tokens;
 };
 
 class FormerLife {
@@ -73,6 +74,8 @@ class FormerLife {
   [[nodiscard]] std::optional<KeptRun> run_at(PageIndex page) const noexcept;
   // The checksums of a chunk that was published in the slot with these numbers; nothing where it was not.
   [[nodiscard]] std::optional<std::span<const uint32_t>> published(const ChunkRecord& record, SlotNumbers slot, uint32_t extents) const noexcept;
+  // The token ids that were stored with a chunk; empty where there are none, or they are not what they were.
+  [[nodiscard]] std::span<const int32_t> tokens(uint32_t id) const noexcept;
   void prefetch(uint32_t id) const noexcept;
 
  private:

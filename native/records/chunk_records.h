@@ -170,6 +170,10 @@ class ChunkRecords {
   }
   // Whether a record that has a parent where it had one at first has its seal.
   [[nodiscard]] bool is_sealed(RecordId id) const noexcept;
+  // The seals and the memory for token ids. REQUIRES: records are kept.
+  [[nodiscard]] RecordSeal& seal_at(RecordId id) noexcept { return seals_[id.value()]; }
+  [[nodiscard]] const RecordSeal& seal_at(RecordId id) const noexcept { return seals_[id.value()]; }
+  [[nodiscard]] const KeptRegion& region() const noexcept { return *kept_; }
   // Entries of the arena's runs; nullptr where records are not kept.
   [[nodiscard]] KeptRun* runs() const noexcept { return kept_ ? kept_->runs() : nullptr; }
   // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so.

@@ -39,9 +39,11 @@ uint64_t KeptRegion::runs_offset(const KeptShape& shape) noexcept {
   return round_up(seals_offset(shape) + shape.max_chunks * sizeof(RecordSeal), LINE_BYTES);
 }
 
-uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept {
+uint64_t KeptRegion::tokens_offset(const KeptShape& shape) noexcept {
   return round_up(runs_offset(shape) + shape.segments * sizeof(KeptRun), PAGE_BYTES);
 }
+
+uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept { return round_up(tokens_offset(shape) + shape.token_bytes, PAGE_BYTES); }
 
 std::optional<KeptRegion> KeptRegion::read(std::shared_ptr<const Mapping> mapping, const KeptShape& expected) noexcept {
   if (mapping == nullptr || mapping->size() < bytes(expected)) {

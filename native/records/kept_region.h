@@ -7,6 +7,7 @@
 //   4096           ChunkRecord[max_chunks]
 //   seals_offset   RecordSeal[max_chunks]: what makes a record mean something, and who may be writing into its slot
 //   runs_offset    KeptRun[segments]: which run each segment of the arena was lent in last
+//   tokens_offset  token_bytes: the token ids of chunks (kept_tokens.h); what is not used of it takes no memory
 //
 // A process may be killed between any two stores, and what it has stored then stands there, in the order of the program. So:
 //   1. A record is good while it is READY, its seal is right and the generation word of its slot in the index is its own. The seal is
@@ -43,13 +44,14 @@ struct KeptShape {
   uint64_t segment_bytes = 0;
   uint64_t slot_bytes_min = 0;
   uint64_t checksum_bytes_min = 0;
+  uint64_t token_bytes = 0;
   uint32_t segments = 0;
   uint32_t max_run_segments = 0;
   uint32_t max_chunks = 0;
   uint32_t record_bytes = 0;
   friend bool operator==(const KeptShape&, const KeptShape&) noexcept = default;
 };
-static_assert(sizeof(KeptShape) == 48);
+static_assert(sizeof(KeptShape) == 56);
 
 // No generation from `end` on has been given. Raised in steps, in turns in one of two places: one of them is whole at any time.
 struct GenerationMark {
@@ -71,8 +73,9 @@ struct RecordSeal {
   uint32_t crc;     // 0: the slot has been given, and nobody has heard of it
   uint32_t holder;  // whose reservation has the slot written; OWN_WRITER: the process itself; unset: several, or nobody in particular
   uint32_t parent;  // a record; unset: the chunk is the first of its prompt
+  uint32_t tokens;  // a cell of kept_tokens.h; 0: none. No part of the seal: the cell says whose it is
 };
-static_assert(sizeof(RecordSeal) == 12);
+static_assert(sizeof(RecordSeal) == 16);
 
 struct KeptRun {
   uint32_t first;     // segment
@@ -107,12 +110,14 @@ class KeptRegion {
   [[nodiscard]] uint8_t* records() const noexcept { return mapping_->data() + PAGE_BYTES; }
   [[nodiscard]] RecordSeal* seals() const noexcept { return reinterpret_cast<RecordSeal*>(mapping_->data() + seals_offset(shape_)); }
   [[nodiscard]] KeptRun* runs() const noexcept { return reinterpret_cast<KeptRun*>(mapping_->data() + runs_offset(shape_)); }
+  [[nodiscard]] uint8_t* tokens() const noexcept { return mapping_->data() + tokens_offset(shape_); }
   [[nodiscard]] const Mapping& mapping() const noexcept { return *mapping_; }
   [[nodiscard]] const KeptShape& shape() const noexcept { return shape_; }
 
  private:
   [[nodiscard]] static uint64_t seals_offset(const KeptShape& shape) noexcept;
   [[nodiscard]] static uint64_t runs_offset(const KeptShape& shape) noexcept;
+  [[nodiscard]] static uint64_t tokens_offset(const KeptShape& shape) noexcept;
   [[nodiscard]] KeptHead& head() const noexcept { return *reinterpret_cast<KeptHead*>(mapping_->data()); }
 
   std::shared_ptr<const Mapping> mapping_;

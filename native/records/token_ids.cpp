@@ -19,6 +19,10 @@ void TokenIds::store(RecordId id, PackedIds ids) {
     ++left_out_;
     return;
   }
+  if (cells_) {
+    store_cell(id, ids, static_cast<uint32_t>(words));
+    return;
+  }
   if (id.value() >= by_record_.size()) {
     by_record_.resize(std::max<size_t>(id.value() + size_t{1}, by_record_.size() * 2));
   }
@@ -29,7 +33,35 @@ void TokenIds::store(RecordId id, PackedIds ids) {
   bytes_ += bytes;
 }
 
+void TokenIds::store_cell(RecordId id, PackedIds ids, uint32_t words) {
+  const uint32_t number = cells_->take(words);
+  if (number == 0) {
+    ++left_out_;
+    return;
+  }
+  TokenCell& cell = cells_->at(number);
+  cell.words = words;
+  cell.generation = (*records_)[id].generation;
+  std::ranges::copy(ids.scope, std::ranges::copy(ids.tokens, reinterpret_cast<uint8_t*>(cell.ids())).out);
+  cell.crc = crc_of(cell);
+  keep_order();
+  records_->seal_at(id).tokens = number;
+  bytes_ += words * sizeof(int32_t);
+}
+
+void TokenIds::forget_cell(RecordId id) noexcept {
+  uint32_t& number = records_->seal_at(id).tokens;
+  if (number != 0) {
+    bytes_ -= cells_->at(number).words * sizeof(int32_t);
+    cells_->give_back(std::exchange(number, 0));
+  }
+}
+
 void TokenIds::forget(RecordId id) noexcept {
+  if (cells_) {
+    forget_cell(id);
+    return;
+  }
   if (id.value() >= by_record_.size() || by_record_[id.value()].count == 0) {
     return;
   }
@@ -56,6 +88,10 @@ TokenIds::Stored TokenIds::take_array(uint32_t words) {
 }
 
 std::span<const int32_t> TokenIds::of(RecordId id) const noexcept {
+  if (cells_) {
+    const uint32_t number = records_->seal_at(id).tokens;
+    return number == 0 ? std::span<const int32_t>{} : std::span<const int32_t>(cells_->at(number).ids(), cells_->at(number).words);
+  }
   if (id.value() >= by_record_.size()) {
     return {};
   }

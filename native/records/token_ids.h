@@ -1,6 +1,7 @@
 // The token ids of chunks, beside their records: routers hash them themselves, so events of a chunk need them.
 //
-// What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
+// What it is: a column of arrays by record, or of cells in the region of records that are kept. What it is not: part of a chunk; one
+// whose ids nobody gave has none.
 // Bounded: one array for each record at most, none longer than TOKEN_IDS_MAX, all together within `limit`; what is beyond that
 // is left out and counted. Some arrays that are free again wait for the next chunks, mostly of the save that has evicted theirs: less
 // than SPARE_BYTES_MAX beyond the limit.
@@ -9,10 +10,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/types.h"
+#include "records/chunk_records.h"
+#include "records/kept_tokens.h"
 
 namespace kvpool {
 
@@ -52,7 +56,14 @@ class TokenIds {
   static constexpr uint64_t SPARE_BYTES_MAX = uint64_t{4} << 20;
   static constexpr size_t SPARES_MAX = 4096;
 
-  TokenIds() { spare_.reserve(SPARES_MAX); }  // `forget` allocates nothing
+  // Where these are kept, their token ids are kept with them. REQUIRES: they live as long; nullptr: there are none.
+  explicit TokenIds(ChunkRecords* records = nullptr) {
+    spare_.reserve(SPARES_MAX);  // `forget` allocates nothing
+    if (records != nullptr && records->are_kept()) {
+      records_ = records;
+      cells_.emplace(records->region().tokens(), records->region().shape().token_bytes);
+    }
+  }
 
   // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
@@ -62,7 +73,9 @@ class TokenIds {
   void forget(RecordId id) noexcept;
   // Asks the cache for where `store` and `forget` begin.
   void prefetch(RecordId id) const noexcept {
-    if (id.value() < by_record_.size()) {
+    if (cells_) {
+      __builtin_prefetch(&records_->seal_at(id), 1);
+    } else if (id.value() < by_record_.size()) {
       __builtin_prefetch(&by_record_[id.value()], 1);
     }
   }
@@ -80,7 +93,11 @@ class TokenIds {
   };
 
   [[nodiscard]] Stored take_array(uint32_t words);
+  void store_cell(RecordId id, PackedIds ids, uint32_t words);
+  void forget_cell(RecordId id) noexcept;
 
+  ChunkRecords* records_ = nullptr;
+  std::optional<KeptTokens> cells_;
   std::vector<Stored> by_record_;  // grown on demand
   std::vector<Stored> spare_;      // the one that was freed last at the end
   uint64_t spare_bytes_ = 0;

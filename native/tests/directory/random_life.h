@@ -35,6 +35,8 @@ class RandomLife {
     }
     return sums;
   }
+  // The same of its token ids.
+  [[nodiscard]] static std::vector<int32_t> tokens_of(uint64_t id) { return {static_cast<int32_t>(id), 7, -1, static_cast<int32_t>(id) * 3, 5}; }
   [[nodiscard]] static uint32_t extents_of(uint64_t id) { return root_of(id) == 3 ? LARGE_EXTENTS : EXTENTS; }
 
  private:
@@ -91,7 +93,13 @@ class RandomLife {
       const auto own = sums_of(open.reserved[index], extents_of(open.reserved[index]));
       sums.insert(sums.end(), own.begin(), own.end());
     }
-    static_cast<void>(pool_.directory.commit(open.id, first, open.reserved.size() - first, sums.data(), ++pool_.now));
+    std::vector<int32_t> tokens;
+    for (size_t index = first; index < open.reserved.size(); ++index) {
+      const auto own = tokens_of(open.reserved[index]);
+      tokens.insert(tokens.end(), own.begin(), own.end());
+    }
+    static_cast<void>(pool_.directory.commit(open.id, first, open.reserved.size() - first, sums.data(), ++pool_.now,
+                                             {packed_words(tokens), {}}));
   }
   void end() {
     if (open_.empty()) {

@@ -91,6 +91,7 @@ void expect_between(const KeptState& before, const KeptState& after, Pool& pool,
     const auto will_be = after.ready.find(id);
     EXPECT((was != before.ready.end() && was->second == kept) || (will_be != after.ready.end() && will_be->second == kept));
     EXPECT(kept.checksums == RandomLife::sums_of(id, RandomLife::extents_of(id)));
+    EXPECT(std::ranges::equal(pool.directory.tokens_of(key_of(id)), RandomLife::tokens_of(id)));
   }
   for (const uint64_t page : before.written) {
     EXPECT(!after.written.contains(page) || is.written.contains(page));
@@ -155,6 +156,8 @@ TEST(lives_follow_one_another) {
     auto next = new_life(geometry, pool->arena);
     const FormerCounts counts = take_over(*next, *pool);
     EXPECT(state_of(*next).ready == was.ready && state_of(*next).written == was.written);
+    EXPECT(next->directory.stats().token_id_bytes == was.ready.size() * RandomLife::tokens_of(1).size() * sizeof(int32_t));
+    EXPECT(next->directory.stats().token_ids_left_out == 0);
     EXPECT(counts.taken == was.ready.size() && counts.withheld == was.written.size());
     EXPECT(next->is_sound());
     if (number % 3 == 2) {  // otherwise they are withheld in the next life too

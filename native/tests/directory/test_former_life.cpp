@@ -264,6 +264,8 @@ TEST(flipped_bits_are_a_miss_and_never_another_chunk) {
     for (const auto& [id, kept] : is.ready) {
       const auto found = was.ready.find(id);
       EXPECT(found != was.ready.end() && found->second.page == kept.page && found->second.generation == kept.generation);
+      const auto tokens = pool->directory.tokens_of(key_of(id));
+      EXPECT(tokens.empty() || std::ranges::equal(tokens, RandomLife::tokens_of(id)));
     }
     while (!pool->directory.withheld().by_holder().empty()) {
       EXPECT(pool->directory.release_withheld(HolderId(pool->directory.withheld().by_holder().begin()->first)) > 0);
@@ -307,10 +309,11 @@ TIMED_TEST(a_million_chunks_are_taken_over_in_well_under_a_second) {
   make_ready(*former);
   const ClassId tiny = *former->directory.add_class(PAGE_BYTES, 1);
   const std::vector<uint32_t> sums(100, 1);
+  const std::vector<int32_t> tokens(100 * 16, 1);
   for (uint64_t first = 1; first <= CHUNKS; first += 100) {
     const auto keys = pack(range(first, 100));
     const Reservation made = former->directory.reserve(former->owner, tiny, std::nullopt, keys.data(), 100, ++former->now);
-    static_cast<void>(former->directory.commit(made.id, 0, 100, sums.data(), former->now));
+    static_cast<void>(former->directory.commit(made.id, 0, 100, sums.data(), former->now, {packed_words(tokens), {}}));
     EXPECT(former->directory.end_reservation(made.id, former->now));
   }
   const auto pool = new_life(geometry, former->arena);

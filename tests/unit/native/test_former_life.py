@@ -35,9 +35,9 @@ class Life:
     def reserve(self, keys: bytes, holder: int | None, *, is_joint: bool = False) -> kvpool_native.Reserved:
         return self.directory.reserve(self.owner, self.size_class, b"", keys, 10, holder, is_joint=is_joint)
 
-    def store(self, keys: bytes) -> None:
+    def store(self, keys: bytes, tokens: bytes = b"") -> None:
         made = self.reserve(keys, 5)
-        self.directory.commit(made.id, 0, bytes(4 * EXTENTS * (len(keys) // 32)), 20)
+        self.directory.commit(made.id, 0, bytes(4 * EXTENTS * (len(keys) // 32)), 20, tokens)
         self.directory.end_reservation(made.id, 30)
 
     def take_over(self, former: "Life", namespaces: list[int | None] | None = None) -> kvpool_native.FormerCounts:
@@ -50,7 +50,8 @@ def test_chunks_and_withheld_slots_come_along() -> None:
     former = Life()
     former.make_ready()
     stored = random.randbytes(4 * 32)
-    former.store(stored)
+    tokens = random.randbytes(4 * 64)
+    former.store(stored, tokens)
     former.reserve(random.randbytes(32), 7)
     former.reserve(random.randbytes(2 * 32), 8)
     former.reserve(random.randbytes(32), 8, is_joint=True)
@@ -67,6 +68,9 @@ def test_chunks_and_withheld_slots_come_along() -> None:
     assert (counts.unknown, counts.orphaned, counts.unplaced) == (0, 0, 0)
     withheld = [(share.holder, share.slots, share.bytes) for share in life.directory.withheld()]
     assert withheld == [(7, 1, 8192), (8, 2, 16384), (2**32 - 1, 1, 8192)]
+    assert [life.directory.tokens_of(stored[32 * n : 32 * n + 32]) for n in range(4)] == [
+        tokens[64 * n : 64 * n + 64] for n in range(4)
+    ]
     assert (life.directory.stats()["withheld"], life.directory.stats()["withheld_bytes"]) == (4, 4 * 8192)
     assert life.directory.verify() == []
     assert [life.directory.release_withheld(holder) for holder in (8, 8, 9, 7, 2**32 - 1)] == [2, 0, 0, 1, 1]
