@@ -9,6 +9,7 @@
     ├── DaemonUnreachable    no daemon, no answer in time, or the connection ended
     │   └── DaemonUnresponsive  a process listens at the socket, and does not answer in time
     ├── PeerUnreachable      another node is not connected, or did not answer in time
+    │   └── PeerNotAsked        the request has not left this node
     └── SocketInUse          another daemon serves the socket
 
 A miss, a pending chunk and a declined save are results, not exceptions: see `types`.
@@ -61,6 +62,10 @@ class DaemonUnresponsive(DaemonUnreachable):
 
 class PeerUnreachable(KVPoolError):
     """Another node is not connected, did not answer in time, or its connection ended."""
+
+
+class PeerNotAsked(PeerUnreachable):
+    """Another node knows nothing of a request: it has not left this one."""
 
 
 class SocketInUse(KVPoolError):

@@ -52,3 +52,7 @@ class CorruptChunk:
 
     chunk: ChunkExtent
     bad: tuple[int, ...]
+
+
+# Python packages of NIXL, by what they are built for: either moves memory of the host alike.
+NIXL_PACKAGES = ("nixl_cu12", "nixl_cu13")

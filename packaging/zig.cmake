@@ -7,6 +7,3 @@ set(CMAKE_CXX_COMPILER "${zig}" c++)
 set(CMAKE_CXX_COMPILER_TARGET "${CMAKE_SYSTEM_PROCESSOR}-linux-gnu.2.28")
 set(CMAKE_CXX_ARCHIVE_CREATE "\"${zig}\" ar qcD <TARGET> <OBJECTS>")
 set(CMAKE_CXX_ARCHIVE_FINISH "")
-# No paths of the machine that builds.
-get_filename_component(tree "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
-set(CMAKE_CXX_FLAGS_INIT "-ffile-prefix-map=${tree}=.")

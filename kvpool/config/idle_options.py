@@ -32,7 +32,12 @@ _SWITCHES = (
     _Switch("hbm.device", "off", ("hbm.",), "hbm.device is off: there is no device tier"),
     _Switch("peer.listen", None, ("peer.",), "peer.listen is off: this node has no peers"),
     _Switch("peer.transport", "off", ("peer.",), "peer.transport is off: this node has no peers"),
-    _Switch("peer.rdma_devices", "", ("peer.rdma_",), "peer.rdma_devices is empty and peer.transport is not rdma"),
+    _Switch(
+        "peer.rdma_devices",
+        "",
+        ("peer.rdma_",),
+        "peer.rdma_devices is empty and peer.transport is neither rdma nor nixl",
+    ),
     _Switch("store.master", "", ("store.",), "store.master is empty: there is no shared store"),
     _Switch(
         "events.publish",
@@ -67,4 +72,4 @@ def _is_idle(name: str, switch: _Switch, parsed: Mapping[str, Any]) -> bool:
         or not name.startswith(switch.idle)
     ):
         return False
-    return not (switch.option == "peer.rdma_devices" and parsed["peer.transport"] == "rdma")
+    return not (switch.option == "peer.rdma_devices" and parsed["peer.transport"] in ("rdma", "nixl"))

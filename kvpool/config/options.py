@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.errors import InvalidArgument
+from kvpool.ids import NIXL_PACKAGES
 from kvpool.units import format_duration, format_size, parse_duration, parse_size
 
 _DRIVE_WRITES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*DWPD\s*", re.IGNORECASE)
@@ -144,6 +145,12 @@ def lack_of_mooncake(extra: str) -> str:
     is_there = importlib.util.find_spec("mooncake") is not None
     way = f"install kvpool[{extra}], or for the Debian package what its pages say, into /usr/local/lib/kvpool"
     return "" if is_there else f"mooncake-transfer-engine is not installed: {way}"
+
+
+def lack_of_nixl() -> str:
+    """A clause where NIXL's package is not installed here; empty where it is."""
+    is_there = any(importlib.util.find_spec(package) is not None for package in NIXL_PACKAGES)
+    return "" if is_there else f"{' or '.join(NIXL_PACKAGES)} is not installed: install kvpool[nixl]"
 
 
 def _plain_int(value: Any) -> int:

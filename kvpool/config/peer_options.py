@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvpool.config.addresses import ZmqAddress, parse_zmq
@@ -16,6 +17,7 @@ from kvpool.config.options import (
     duration_option,
     flag_option,
     lack_of_mooncake,
+    lack_of_nixl,
     share_option,
     size_option,
 )
@@ -69,19 +71,20 @@ class PeerConfig:
 
     @property
     def uses_rdma(self) -> bool:
-        """Whether chunks move by TransferEngine where both nodes have it."""
+        """Whether chunks move by TransferEngine, or NIXL, where both nodes have it."""
         return _uses_rdma(self.transport, self.rdma_devices)
 
     @property
     def lack(self) -> str:
         """What this machine lacks for it; empty for nothing."""
-        missing = lack_of_mooncake("rdma") if self.is_used and self.uses_rdma else ""
+        lack = lack_of_nixl if self.transport == "nixl" else partial(lack_of_mooncake, "rdma")
+        missing = lack() if self.is_used and self.uses_rdma else ""
         return f"chunks of other nodes come by TCP: {missing}" if missing else ""
 
     @property
     def uses_shared_memory(self) -> bool:
         """Whether chunks of nodes on this host are copied out of their memory, and theirs out of this node's."""
-        return self.is_used and self.shm and self.transport in ("auto", "rdma")
+        return self.is_used and self.shm and self.transport in ("auto", "rdma", "nixl")
 
     @property
     def node_name(self) -> str:
@@ -133,19 +136,20 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
 
 
 def _uses_rdma(transport: str, devices: str) -> bool:
-    return transport == "rdma" or (transport == "auto" and bool(devices))
+    return transport in ("rdma", "nixl") or (transport == "auto" and bool(devices))
 
 
 def _check_rdma(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    library = "NIXL" if parsed["peer.transport"] == "nixl" else "TransferEngine"
     if parsed["peer.transport"] == "auto":
         chosen = f"peer.rdma_devices is {parsed['peer.rdma_devices']!r} and peer.transport is 'auto'"
     else:
-        chosen = "peer.transport is 'rdma'"
+        chosen = f"peer.transport is {parsed['peer.transport']!r}"
     if parsed["peer.encrypt"]:
-        faults.append(f"{chosen} and peer.encrypt is true, expected one of both: TransferEngine sends bytes in clear")
+        faults.append(f"{chosen} and peer.encrypt is true, expected one of both: {library} sends bytes in clear")
     if not parsed["peer.keys"] or not parsed["peer.listen"]:
         faults.append(
-            f"{chosen}, expected peer.listen, peer.keys and peer.allow beside it: TransferEngine listens on every address "
+            f"{chosen}, expected peer.listen, peer.keys and peer.allow beside it: {library} listens on every address "
             "of this host"
         )
 
@@ -203,7 +207,7 @@ _NAME_EXPECTED = f"printable text of at most {NAME_BYTES_MAX} bytes without spac
 _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
 
 PEER_OPTIONS: dict[str, Option] = {
-    "peer.transport": choice_option("auto", "rdma", "tcp", "off"),
+    "peer.transport": choice_option("auto", "rdma", "nixl", "tcp", "off"),
     "peer.shm": flag_option("true"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),

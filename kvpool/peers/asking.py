@@ -155,7 +155,7 @@ class Asking:
         self,
         link: PeerLink,
         node: str,
-        request: Callable[[], r.Pull | r.Stage | r.AskNear],
+        request: Callable[[], r.Pull | r.AnyStage | r.AskNear],
         answer_s: float,
         *,
         asker: Asker | None = None,

@@ -37,6 +37,8 @@ FIRST_TIME = {
 }
 # Reached only where there is another node: tests/faults/test_pull_failures.py.
 OF_PEERS = {"daemon.pull.before_read"}
+# Reached only where somebody keeps the memory: tests/e2e/life/test_kept_memory.py.
+OF_KEEPERS = {name for name in FAILPOINTS if ".keep." in name}
 # Reached where a disk is new, or has a model that it did not have.
 OF_A_NEW_DISK = "daemon.ssd.identity"
 QUICK = {
@@ -57,7 +59,7 @@ QUICK = {
 def _cases() -> Iterator[object]:
     for name in FAILPOINTS:
         for action in ("crash", "error", "delay(200ms)"):
-            if name in OF_PEERS:
+            if name in OF_PEERS | OF_KEEPERS:
                 continue
             if action == "error" and name in WITHOUT_ERROR:
                 continue

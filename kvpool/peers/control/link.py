@@ -24,7 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.curve_keys import KeyPair
-from kvpool.errors import PeerUnreachable, Refused
+from kvpool.errors import PeerNotAsked, PeerUnreachable, Refused
 from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
@@ -142,13 +142,13 @@ class PeerLink:
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self.state is not LinkState.READY:
             answer.set_exception(
-                PeerUnreachable(f"{self.member.endpoint} is not connected: {self.fault or self.state.value}")
+                PeerNotAsked(f"{self.member.endpoint} is not connected: {self.fault or self.state.value}")
             )
         elif self._is_full_for(request):
             self._counts["full"] += 1
-            _fail(answer, PeerUnreachable(f"{self.member.endpoint}: {len(self._waiting)} requests without an answer"))
+            _fail(answer, PeerNotAsked(f"{self.member.endpoint}: {len(self._waiting)} requests without an answer"))
         elif (sequence := self._send(request)) is None:
-            _fail(answer, PeerUnreachable(f"{self.member.endpoint} does not read"))
+            _fail(answer, PeerNotAsked(f"{self.member.endpoint} does not read"))
         else:
             timer = self._loop.call_later(timeout_s, self._expire, sequence)
             self._waiting[sequence] = _Waiting(request, answer, timer, self._clock.now_ns())
@@ -289,7 +289,7 @@ class PeerLink:
             wire.check_follow(request, answer)
         elif isinstance(request, r.Pull) and isinstance(answer, r.Offer):
             wire.check_offer(request, answer)
-        elif isinstance(request, r.Stage) and isinstance(answer, r.Staged):
+        elif isinstance(request, r.AnyStage) and isinstance(answer, r.Staged):
             wire.check_staged(request, answer)
         elif isinstance(request, r.AskNear) and isinstance(answer, r.Near):
             wire.check_near(request, answer)

@@ -55,12 +55,13 @@ class ListenerSettings:
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A message that has come. `route`: the way back. `key`: the public key in hexadecimal, empty without keys. `connection`:
-    the number of its connection; 0 where that has ended."""
+    the number of its connection; 0 where that has ended. `host`: the address that it comes from."""
 
     route: bytes
     key: str
     connection: int
     parts: Sequence[memoryview]
+    host: str = ""
 
     @property
     def peer(self) -> str:
@@ -204,7 +205,8 @@ class PeerListener:
             return  # a ROUTER has a route and at least one part of each message
         assert self._guard is not None
         connection = self._guard.note_message(body, route)
-        self._on_message(Arrival(route, _user_of(body[0]), connection, [part.buffer for part in body]))
+        host = str(body[0].get("Peer-Address"))
+        self._on_message(Arrival(route, _user_of(body[0]), connection, [part.buffer for part in body], host))
 
 
 def _user_of(part: zmq.Frame) -> str:

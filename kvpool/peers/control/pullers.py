@@ -21,13 +21,20 @@ NODES_PER_KEY = 200
 @dataclass(frozen=True, slots=True)
 class Puller:
     """Another node's connection, as requests are served for it. `key`: its public key in hexadecimal, empty without keys.
-    `number`: of the connection, never the same twice. `peer`: by which its bounds are counted."""
+    `number`: of the connection, never the same twice. `peer`: by which its bounds are counted. `host`: the address that its
+    connection comes from, empty where there is none."""
 
     node: str
     incarnation: bytes
     key: str
     number: int
     peer: str = ""
+    host: str = ""
+
+    @property
+    def counted(self) -> str:
+        """The identity by which it counts: another node cannot take it, as it can the name in a Hello."""
+        return self.peer or str(self.number)
 
 
 @dataclass(slots=True)
@@ -108,14 +115,23 @@ class Pullers:
         return len(self) >= self._connections_max
 
     def add_connection(
-        self, route: bytes, peer: str, *, node: str, incarnation: bytes, key: str, number: int, sequence: int
+        self,
+        route: bytes,
+        peer: str,
+        *,
+        node: str,
+        incarnation: bytes,
+        key: str,
+        number: int,
+        sequence: int,
+        host: str = "",
     ) -> Connection:
         """A connection whose Hello was accepted. REQUIRES: room, and those that it replaces are forgotten."""
         assert not self.is_full
         assert route not in self._by_route
         assert number not in self._by_number
         self._numbers += 1
-        puller = Puller(node, incarnation, key, self._numbers, peer)
+        puller = Puller(node, incarnation, key, self._numbers, peer, host)
         idle = Deadline(self._idle_s, self._clock)
         made = self._by_route[route] = Connection(route, peer, puller, number, idle, sequence)
         self._by_number[number] = made

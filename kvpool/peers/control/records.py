@@ -35,6 +35,11 @@ STAGE_PARTS_MAX = 64
 STAGE_WAIT_MS_MAX = 10_000
 PROTOCOL_BYTES_MAX = 16
 LIFE_BYTES = 8
+# Of a StageInto: NIXL's own description of an agent (335 bytes over TCP, more for each device), and what names its part there.
+AGENT_BYTES_MAX = 4096
+MARK_BYTES = 8
+# Of a StageInto: from the end of its wait until its owner begins to write, and from there until nothing is written any more.
+INTO_BEGIN_S, INTO_WRITE_S = 10.0, 60.0
 # Of AskNear and Near: the tag of a host, the longest path of a unix socket, a daemon's epoch.
 HOST_BYTES = 16
 SOCKET_BYTES_MAX = 107
@@ -136,12 +141,35 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class StageInto:
+    """Have rows of a Pull written into the puller's own buffer, by NIXL. The rest is as in a Stage; its Staged comes once they
+    are there. Without rows a page is written, so that the connection is made.
+
+    `agent`: NIXL's description of the puller's agent, as it gave it. `address`: in its memory. `mark`: what that agent is
+    notified of behind the last byte.
+    """
+
+    KIND: ClassVar[int] = 18
+    pull: int
+    part: int
+    ended: bytes
+    first: int
+    rows: int
+    protocol: str
+    wait_ms: int
+    agent: bytes
+    address: int
+    mark: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """The first rows of those asked for, one behind the other, until their Pull ends or a Stage says that the part has ended.
     There may be fewer than asked for, and none where nothing was there in time.
 
-    `server`: the owner's TransferEngine, HOST:PORT, in its life `life`; the rows begin at `address` of its memory. `checks`:
-    CRC-32C of each row. `gone`: a byte for each row, 1 where the chunk has gone and the row is none.
+    `server`: the owner's TransferEngine, HOST:PORT, in its life `life`; the rows begin at `address` of its memory, after a
+    StageInto of the puller's. `checks`: CRC-32C of each row. `gone`: a byte for each row, 1 where the chunk has gone and the
+    row is none.
     """
 
     KIND: ClassVar[int] = 14
@@ -266,7 +294,8 @@ class Keys:
 AskFollow = AskChanges | AskKeys
 FollowAnswer = Changes | Keys
 # What waits for an answer on a link.
-Asked = Pull | Stage | AskNear | Ping | AskFollow
+AnyStage = Stage | StageInto
+Asked = Pull | AnyStage | AskNear | Ping | AskFollow
 Request = Hello | Release | Wrong | Asked
 Answer = Hello | Offer | Staged | Near | Refused | Pong | FollowAnswer
 
@@ -286,6 +315,7 @@ class RefusalCode:
     RATE = "rate"  # too many frames of this peer in a second
     STOPPING = "stopping"  # the node is about to end
     TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol; or no memory shared with the node
+    UNWRITTEN = "unwritten"  # a StageInto whose write has failed: some of it may be there
     FAILED = "failed"  # the node could not serve it, for a reason that it has logged
 
 

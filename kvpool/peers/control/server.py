@@ -48,6 +48,8 @@ LATE_S = 0.5
 FOLLOW_S = 5.0
 # So has a Stage after its wait: bytes are copied meanwhile.
 STAGE_S = 5.0
+# A StageInto is answered when nothing of it is written any more, which its puller does not know otherwise.
+STAGE_INTO_S = r.INTO_BEGIN_S + r.INTO_WRITE_S + STAGE_S
 # What is counted, from the start on.
 _COUNTED = "messages hellos pulls stages shm follows offers late_answers unsent ended_for_messages idle errors"
 COUNTED = dict.fromkeys((*_COUNTED.split(), *(f"refused.{code}" for code in r.REFUSAL_CODES)), 0)
@@ -186,7 +188,7 @@ class ControlServer:
             self._safely(lambda: self._service.check(connection.puller, record))
         elif isinstance(record, r.Pull):
             self._pull(connection, record, sequence)
-        elif isinstance(record, r.Stage):
+        elif isinstance(record, r.AnyStage):
             self._stage(connection, record, sequence)
         elif isinstance(record, r.AskNear):
             if not self._safely(lambda: self._near(connection, record, sequence)):
@@ -218,6 +220,7 @@ class ControlServer:
             key=arrival.key,
             number=arrival.connection,
             sequence=sequence,
+            host=arrival.host,
         )
         self.counts["hellos"] += 1
         self._on_hello(hello.node)
@@ -248,11 +251,12 @@ class ControlServer:
             text = f"{self._settings.waiting_max} pulls of this node wait for their answers already"
             raise wire.WireFault(r.RefusalCode.BUSY, text, sequence)
 
-    def _stage(self, connection: Connection, stage: r.Stage, sequence: int) -> None:
+    def _stage(self, connection: Connection, stage: r.AnyStage, sequence: int) -> None:
         if self.is_stopping:
             raise wire.WireFault(r.RefusalCode.STOPPING, "this node is about to end", sequence)
         self._check_waiting(connection, sequence)
-        connection.stages[sequence] = Deadline(stage.wait_ms / 1e3 + STAGE_S, self._clock)
+        longest_s = STAGE_INTO_S if isinstance(stage, r.StageInto) else STAGE_S
+        connection.stages[sequence] = Deadline(stage.wait_ms / 1e3 + longest_s, self._clock)
         self.counts["stages"] += 1
 
         def answer(found: r.Staged | r.Refused) -> bool:

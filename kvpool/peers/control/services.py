@@ -15,8 +15,8 @@ class PullService(Protocol):
         released."""
         ...
 
-    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
-        """Copy rows of a pull to where TransferEngine can read them, now or later."""
+    def stage(self, puller: Puller, stage: r.AnyStage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+        """Copy rows of a pull to where TransferEngine can read them, or have NIXL write them, now or later."""
         ...
 
     def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:

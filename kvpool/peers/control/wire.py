@@ -87,7 +87,7 @@ def check_offer(pull: r.Pull, offer: r.Offer) -> None:
         _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {extents} extents")
 
 
-def check_staged(stage: r.Stage, staged: r.Staged) -> None:
+def check_staged(stage: r.AnyStage, staged: r.Staged) -> None:
     """Raises WireFault unless the rows are the first of those asked for."""
     if (staged.pull, staged.part) != (stage.pull, stage.part) or len(staged.gone) > stage.rows:
         _refuse(
@@ -183,7 +183,7 @@ def _check_offer_alone(offer: r.Offer) -> None:
         _refuse(f"Offer has checks of {len(offer.checks)} bytes, expected at most {r.CHECKS_BYTES_MAX}")
 
 
-def _check_stage(stage: r.Stage) -> None:
+def _check_stage(stage: r.AnyStage) -> None:
     _check_range("Stage pull", stage.pull, 1, SEQUENCE_MAX)
     _check_range("Stage part", stage.part, 0, _PART_MAX)
     _check_bytes("Stage ended", stage.ended, tuple(range(0, 4 * r.STAGE_PARTS_MAX + 1, 4)))
@@ -191,6 +191,13 @@ def _check_stage(stage: r.Stage) -> None:
     _check_range("Stage rows", stage.rows, 0, r.STAGE_ROWS_MAX)
     _check_text("Stage protocol", stage.protocol, r.PROTOCOL_BYTES_MAX)
     _check_range("Stage wait_ms", stage.wait_ms, 0, r.STAGE_WAIT_MS_MAX)
+
+
+def _check_stage_into(stage: r.StageInto) -> None:
+    _check_stage(stage)
+    _check_range("StageInto agent's bytes", len(stage.agent), 1, r.AGENT_BYTES_MAX)
+    _check_range("StageInto address", stage.address, 1, SEQUENCE_MAX)
+    _check_bytes("StageInto mark", stage.mark, (r.MARK_BYTES,))
 
 
 def _check_staged_alone(staged: r.Staged) -> None:
@@ -329,6 +336,7 @@ _REQUESTS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Hello.KIND: (r.Hello, _check_hello),
     r.Pull.KIND: (r.Pull, _check_pull),
     r.Stage.KIND: (r.Stage, _check_stage),
+    r.StageInto.KIND: (r.StageInto, _check_stage_into),
     r.AskNear.KIND: (r.AskNear, _check_ask_near),
     r.Release.KIND: (r.Release, _check_release),
     r.Wrong.KIND: (r.Wrong, _check_wrong),

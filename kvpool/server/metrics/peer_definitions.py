@@ -58,21 +58,21 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer("offers.sent_bytes"), "bytes"),
     counter("kvpool_peer_failed_pulls", "Times that a node was asked and brought nothing: refused, without room at that moment "
             "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
-            "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
-            "longer (other_transport).",
+            "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine or NIXL that the node "
+            "had no longer (other_transport).",
             _peer_by(**{reason: f"failed_pulls_{reason}" for reason in PULL_FAILURES}), "", "reason"),
     counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: shared memory of one host "
             "(shm), the stream (tcp), or rdma.",
             _peer_by(shm="shm.pulls", tcp="tcp.pulls", rdma="rdma.pulls"), "", "transport"),
-    gauge("kvpool_peer_rdma_serving", "1 while TransferEngine serves; absent where peer.transport chooses the stream.",
+    gauge("kvpool_peer_rdma_serving", "1 while TransferEngine or NIXL serves; absent where peer.transport chooses the stream.",
           _peer("rdma.serving")),
-    counter("kvpool_peer_rdma_refusals", "Times that a node had no TransferEngine of the same protocol: the stream was used.",
+    counter("kvpool_peer_rdma_refusals", "Times that a node had not the same library and protocol: the stream was used.",
             _peer("rdma.refused")),
-    counter("kvpool_peer_rdma_failed_reads", "Reads by TransferEngine that failed, and those that did not end in time.",
+    counter("kvpool_peer_rdma_failed_reads", "Moves by TransferEngine or NIXL that failed, and those that did not end in time.",
             _peer_by(failed="rdma.failed_reads", late="rdma.late_reads"), "", "reason"),
-    gauge("kvpool_peer_rdma_quarantined_bytes", "Bytes of the buffer that reads which were given up may still write.",
+    gauge("kvpool_peer_rdma_quarantined_bytes", "Bytes of the buffer that moves which were given up may still write.",
           _peer("rdma.quarantined_bytes"), "bytes"),
-    counter("kvpool_peer_rdma_process_starts", "Times that the process of TransferEngine began to serve.",
+    counter("kvpool_peer_rdma_process_starts", "Times that the process of TransferEngine or NIXL began to serve.",
             _peer("rdma.process_starts")),
     counter("kvpool_peer_pull_requests", "Pulls that other nodes asked for, by what they were offered.",
             _peer_by(served="offers.pulls_served", empty="offers.pulls_empty", refused="offers.pulls_refused"), "", "outcome"),

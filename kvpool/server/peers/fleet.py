@@ -216,7 +216,7 @@ class Fleet:
         return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
 
     def fleet_problems(self) -> list[str]:
-        """See `PeerLister`: why the members may be out of date or TransferEngine is not used, and which members cannot be used.
+        """See `PeerLister`: why the members may be out of date or the library is not used, and which members cannot be used.
 
         Any thread."""
         found = (self._members.problem(), self._engine.problem() if self._engine is not None else "")
@@ -341,7 +341,7 @@ class Fleet:
 
 
 def engine_settings(config: PeerConfig) -> EngineSettings:
-    """How TransferEngine is used by this node."""
+    """How TransferEngine or NIXL is used by this node."""
     assert config.listen is not None
     return EngineSettings(
         host=config.listen.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"),
@@ -349,6 +349,8 @@ def engine_settings(config: PeerConfig) -> EngineSettings:
         devices=config.rdma_devices,
         ports=config.rdma_ports,
         buffer_bytes=config.rdma_buffer,
+        library="nixl" if config.transport == "nixl" else "mooncake",
+        node=config.node_name,
     )
 
 

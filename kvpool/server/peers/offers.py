@@ -43,7 +43,7 @@ from kvpool.server.peers.doubts import Doubts
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.states import DRAM, Level
-from kvpool.transfer.engine.engine import Engine
+from kvpool.transfer.engine.engine import Engine, PullingNode
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,7 @@ class Offers:
                 self._checks_of,
                 threads=config.threads,
                 bytes_per_s=config.rate,
+                stall_s=config.stall_timeout,
                 clock=clock,
             )
         )
@@ -171,13 +172,14 @@ class Offers:
         connection.tasks[pull.pull] = task
         task.add_done_callback(lambda _: self._served(puller.number, pull.pull))
 
-    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+    def stage(self, puller: Puller, stage: r.AnyStage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
         """See `PullService`."""
         if self._parts is None:
-            answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has no TransferEngine"))
+            answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has neither TransferEngine nor NIXL"))
             return
         connection = self._connections.find(puller.number)
-        self._parts.serve(None if connection is None else connection.offered.get(stage.pull), stage, answer)
+        offer = None if connection is None else connection.offered.get(stage.pull)
+        self._parts.serve(offer, stage, answer, puller=PullingNode(puller.node, puller.counted, puller.host))
 
     def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
         """See `PullService`."""

@@ -83,7 +83,7 @@ class PullerConnections:
         known = self._connected.get(puller.number)
         if known is not None:
             return known
-        name = puller.peer or str(puller.number)
+        name = puller.counted
         if name not in self._peers:
             self._numbers += 1
             self._peers[name] = PullingPeer(ConnectionId(self._numbers))

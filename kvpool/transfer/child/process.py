@@ -104,6 +104,7 @@ class ChildProcess:
         self.memory: kvpool_native.Mapping | None = None  # of the present life
         self.facts: Mapping[str, Any] = {}  # of the present life
         self.lives = 0
+        self._is_killed = False
         self.error = ""  # why the last attempt failed, while it does not serve
 
     def __repr__(self) -> str:
@@ -121,6 +122,11 @@ class ChildProcess:
         """Requests without an answer."""
         return len(self._waiting)
 
+    @property
+    def has_ended_by_itself(self) -> bool:
+        """Whether nobody here has ended the last life."""
+        return not self.is_serving and not self._is_killed and not self._closing.is_set()
+
     def start(self) -> None:
         """Begin the first life, in the background."""
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -135,13 +141,27 @@ class ChildProcess:
         _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
         return not left
 
-    def send_request(self, request: Sequence[object], on_answer: OnAnswer) -> None:
-        """Send a request. REQUIRES: `is_serving`."""
+    def send_request(
+        self,
+        request: Sequence[object],
+        on_answer: OnAnswer,
+        *,
+        hang_s: float | None = None,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a request. `hang_s`: of one that others answer, who may take longer. `on_hang`: called before the process is
+        ended because this one has no answer. REQUIRES: `is_serving`."""
         assert self._transport is not None
         self._numbers += 1
-        hang = asyncio.get_running_loop().call_later(self._kind.hang_s, self._end_hanging)
+        longest_s = self._kind.hang_s if hang_s is None else hang_s
+        hang = asyncio.get_running_loop().call_later(longest_s, self._end_hanging, longest_s, on_hang)
         self._waiting[self._numbers] = (on_answer, hang)
         self._transport.write(pack([self._numbers, *request]))
+
+    def send_note(self, note: Sequence[object]) -> None:
+        """Send what has no answer. REQUIRES: `is_serving`."""
+        assert self._transport is not None
+        self._transport.write(pack([0, *note]))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -164,6 +184,7 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             start = partial(self._spawn, theirs.fileno(), memory.fd)
+            self._is_killed = False
             self.process = process = await loop.run_in_executor(None, start)
         transport, life = await loop.create_unix_connection(lambda: _Life(loop, self._take_answer), sock=ours)
         try:
@@ -211,13 +232,15 @@ class ChildProcess:
         hang.cancel()
         on_answer(codes)
 
-    def _end_hanging(self) -> None:
-        self.kill(f"it has not answered for {self._kind.hang_s:g} s")
+    def _end_hanging(self, longest_s: float, on_hang: Callable[[], None]) -> None:
+        on_hang()
+        self.kill(f"it has not answered for {longest_s:g} s")
 
     def kill(self, reason: str) -> None:
         """End this life at once; another one begins after the back-off."""
         self._note_error(reason)
         if self.process is not None:
+            self._is_killed = True
             self.process.kill()
 
     def _note_error(self, error: str) -> None:

@@ -1,11 +1,11 @@
-"""Connector: connections of TransferEngine to nodes, made before chunks are wanted from them.
+"""Connector: connections of the library to nodes, made before chunks are wanted from them.
 
     met ──asked for its address──► a small read ──► connected
               └──serves not yet──► asked again after each of AGAIN_S
 
-The library connects to a node at the first read from it. That takes milliseconds, and a second over emulated RDMA: as long as a
+The library connects to a node at the first move from it. That takes milliseconds, and a second over emulated RDMA: as long as a
 load waits for its first extent. One node at a time, in the background; a node that is being connected to is pulled from by the
-stream. What was read is not looked at. Loop thread only. Invariant: a node is queued, or has a timer, or neither.
+stream. What came is not looked at. Loop thread only. Invariant: a node is queued, or has a timer, or neither.
 """
 
 import asyncio
@@ -13,11 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from kvpool.errors import KVPoolError, Refused
-from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
-from kvpool.transfer.engine.engine import Engine, Half, ReadEnd
-from kvpool.transfer.engine.job import check_server
+from kvpool.transfer.engine.engine import BounceRange, Half, MoveEnd
+from kvpool.transfer.engine.job import PartFailed, Surroundings, Wanted, ask_to_write, check_server
 
 # To a node whose TransferEngine does not serve yet: the emulated one needs twenty seconds to start.
 AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
@@ -34,9 +33,10 @@ OnEnd = Callable[[str, bytes, bool], None]
 class Connector:
     """See the module. `on_end`: called after each read."""
 
-    def __init__(self, engine: Engine, asking: Asking, on_end: OnEnd) -> None:
-        self._engine = engine
-        self._asking = asking
+    def __init__(self, around: Surroundings, on_end: OnEnd) -> None:
+        self._around = around
+        self._engine = engine = around.engine
+        self._asking = around.asking
         self._on_end = on_end
         self._met: OrderedDict[str, PeerLink] = OrderedDict()
         self._queued: OrderedDict[str, int] = OrderedDict()  # nodes, with how often each was asked
@@ -105,11 +105,12 @@ class Connector:
             return True
 
         def question() -> r.Stage:
-            return r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.protocol, 0)
+            return r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.way, 0)
 
         try:
             staged: r.Staged = await self._asking.ask_node(link, node, question, ANSWER_S)
-            check_server(node, link.member.endpoint, staged, engine)
+            if not engine.writes:
+                check_server(node, link.member.endpoint, staged, engine)
         except Refused as refused:
             return refused.code != r.RefusalCode.TRANSPORT
         except KVPoolError:
@@ -121,11 +122,22 @@ class Connector:
             return False
         self._reading = node
         try:
-            end = await engine.read(into, staged.server, staged.address, size=READ_BYTES, timeout_s=READ_S)
+            is_connected = await self._has_moved(node, link, staged, into)
         finally:
             self._reading = ""
             engine.give(into)
-        is_connected = end is ReadEnd.DONE
         engine.counts["connections"] += is_connected
         self._on_end(node, life.incarnation, is_connected)
         return True
+
+    async def _has_moved(self, node: str, link: PeerLink, staged: r.Staged, into: BounceRange) -> bool:
+        engine = self._engine
+        if not engine.writes:
+            end = await engine.read(into, staged.server, staged.address, size=READ_BYTES, timeout_s=READ_S)
+            return end is MoveEnd.DONE
+        stage = r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.way, 0)
+        try:
+            written = await ask_to_write(self._around, Wanted(link, node, stage, into), READ_S)
+        except PartFailed:
+            return False
+        return bool(written.address)

@@ -1,12 +1,14 @@
-"""TransferEngine behind the interface of a transport: one of several ways that an offer's bytes can come.
+"""TransferEngine or NIXL behind the interface of a transport: one of several ways that an offer's bytes can come.
 
-It is not used for a node whose TransferEngine is away, has another protocol, or has failed a moment ago; then the bytes come
-over the stream. Loop thread only, but for the copies.
+It is not used for a node whose library is away, is another one, has another protocol, or has failed a moment ago; then the
+bytes come over the stream. Loop thread only, but for the copies.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -19,11 +21,13 @@ from kvpool.transfer.engine.job import EngineJob, PartFailed, Surroundings, ask_
 from kvpool.transfer.recent_nodes import RecentNodes
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Order
 
+log = logging.getLogger(__name__)
+
 # A node that refused, or from which nothing could be read, is not asked for so long.
 REFUSED_S = 30.0
 CLOSE_S = 5.0
 # Faults of the path to a node, not of the chunks.
-PATH_FAULTS = ("late", "broken", "other_transport", "foreign", "stale", "away")
+PATH_FAULTS = ("late", "broken", "other_transport", "foreign", "stale", "away", "unreachable")
 
 
 class EngineTransport:
@@ -54,11 +58,12 @@ class EngineTransport:
             clock,
             report=self._report,
         )
-        self._connector = Connector(engine, self._around.asking, self._note_connection)
+        self._connector = Connector(self._around, self._note_connection)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._numbers = 0
         self._ended: list[ChunkEnd] = []
         self._accepted: RecentNodes[bytes] = RecentNodes()  # lives of nodes that have accepted
+        self._named: RecentNodes[bytes] = RecentNodes()  # lives of nodes whose refusal is in the log
         self._refused: RecentNodes[Deadline] = RecentNodes()
         self._on_completed: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -80,10 +85,10 @@ class EngineTransport:
         """See `Transport`."""
         self._is_closed = True
         await self._connector.close()
-        tasks = list(self._running.values())
+        tasks: list[asyncio.Task[Any]] = [*self._running.values(), *self._around.asked]
         for task in tasks:
             task.cancel()
-        left: set[asyncio.Task[None]] = set()
+        left: set[asyncio.Task[Any]] = set()
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=CLOSE_S)
         has_ended = await self._engine.process.close()
@@ -112,11 +117,14 @@ class EngineTransport:
             return False
         if self._accepted.get(order.node) == life.incarnation:
             return True
-        question = r.Stage(order.offer.pull, 0, b"", 0, 0, self._engine.settings.protocol, 0)
+        question = r.Stage(order.offer.pull, 0, b"", 0, 0, self._engine.settings.way, 0)
         try:
             await ask_stage(self._around.asking, order, question, Deadline(order.stall_s, self._clock))
         except PartFailed as failed:
             self._engine.counts["refused"] += 1
+            if failed.fault == "other_transport" and self._named.get(order.node) != life.incarnation:
+                self._named.remember(order.node, life.incarnation)
+                log.info("chunks of %s come over the stream: %s", order.node, failed)
             self._refuse(order.node, failed.fault)
             return False
         self._accepted.remember(order.node, life.incarnation)

@@ -1,7 +1,7 @@
-"""Job of the TransferEngine transport: the chunks of one offer, fetched part by part.
+"""Job of the engine transport: the chunks of one offer, fetched part by part.
 
     asked ──Staged──► reading ──► read ──► copied into the slots, verified, announced
-                                            in the order of the rows, whatever came first
+      └──the owner writes, Staged─────┘    in the order of the rows, whatever came first
 
 Parts are consecutive rows, extent 0 of all chunks first. `PARTS_AHEAD` of them are under way, so that the owner copies one
 while another is read and a third is verified. A part may come with fewer rows than it was asked for; then all behind them are
@@ -12,18 +12,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
-from kvpool.errors import KVPoolError, Refused
+from kvpool.errors import KVPoolError, PeerNotAsked, Refused
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half, ReadEnd
+from kvpool.peers.control.link import PeerLink
+from kvpool.transfer.engine.engine import BounceRange, Engine, Expected, Half, MoveEnd
 from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import ChunkEnd, Ending, Order
 
@@ -32,6 +33,10 @@ PARTS_AHEAD = 3
 WAIT_S = 0.5
 # A part may take as long beside the stall time as its bytes take at this rate.
 LEAST_BYTES_PER_S = 50 << 20
+# Faults of an owner's path, by the codes of its refusals.
+REFUSED_FAULTS = {r.RefusalCode.TRANSPORT: "other_transport", r.RefusalCode.UNWRITTEN: "broken"}
+# Refusals of a StageInto of which something may be written.
+DOUBTFUL = (r.RefusalCode.UNWRITTEN, r.RefusalCode.FAILED)
 
 
 class PartFailed(KVPoolError):
@@ -57,7 +62,8 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all jobs share. `report`: takes the end of a chunk."""
+    """What all jobs share. `report`: takes the end of a chunk. `asked`: questions whose answers say whether a range that was
+    given up is still written to."""
 
     engine: Engine
     asking: Asking
@@ -66,6 +72,7 @@ class Surroundings:
     threads: ThreadPoolExecutor
     clock: Clock
     report: Callable[[ChunkEnd], None]
+    asked: "set[asyncio.Task[r.Staged]]" = field(default_factory=set)
 
 
 class EngineJob:
@@ -142,12 +149,15 @@ class EngineJob:
         del self._over[: len(over)]
         ended = np.array(over, "<u4").tobytes()
         wait_ms = int(min(WAIT_S, deadline.remaining_s()) * 1000)
-        stage = r.Stage(self.order.offer.pull, number, ended, first, rows, engine.settings.protocol, wait_ms)
+        stage = r.Stage(self.order.offer.pull, number, ended, first, rows, engine.settings.way, wait_ms)
         count = 0
         try:
-            staged = await ask_stage(self._around.asking, self.order, stage, deadline)
-            if staged.gone:
-                await self._read(staged, taken, deadline)
+            if engine.writes:
+                staged = await self._have_written(stage, taken, deadline)
+            else:
+                staged = await ask_stage(self._around.asking, self.order, stage, deadline)
+                if staged.gone:
+                    await self._read(staged, taken, deadline)
             count = len(staged.gone)
         finally:
             if not count:
@@ -155,15 +165,23 @@ class EngineJob:
                 self._over.append(number)
         return _Part(number, first, rows, count, taken if count else None, staged.checks, staged.gone)
 
+    async def _have_written(self, stage: r.Stage, into: BounceRange, deadline: Deadline) -> r.Staged:
+        """Have rows written. Raises PartFailed; then the range is in quarantine as long as it may be written to."""
+        around, order = self._around, self.order
+        move_s = stage.rows * order.extent_bytes / LEAST_BYTES_PER_S
+        timeout_s = min(stage.wait_ms / 1000 + order.stall_s + move_s, deadline.remaining_s())
+        wanted = Wanted(order.link, order.node, stage, into)
+        staged = await ask_to_write(around, wanted, timeout_s)
+        around.engine.counts["read_bytes"] += len(staged.gone) * order.extent_bytes
+        return staged
+
     async def _read(self, staged: r.Staged, into: BounceRange, deadline: Deadline) -> None:
         """Read what was staged. Raises PartFailed."""
         engine, size = self._around.engine, len(staged.gone) * self.order.extent_bytes
         check_server(self.order.node, self.order.link.member.endpoint, staged, engine)
         timeout_s = min(self.order.stall_s + size / LEAST_BYTES_PER_S, deadline.remaining_s())
         end = await engine.read(into, staged.server, staged.address, size=size, timeout_s=timeout_s)
-        if end is not ReadEnd.DONE:
-            fault = "late" if end is ReadEnd.LATE else "broken"
-            raise PartFailed(fault, f"{staged.server} cannot be read: {end.name}")
+        _check_end(end, f"{staged.server} cannot be read")
         engine.counts["read_bytes"] += size
 
     async def _room(self, size: int, deadline: Deadline) -> BounceRange:
@@ -237,14 +255,80 @@ class EngineJob:
         self._around.report(ChunkEnd(self.number, chunk, ending, fault))
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a node is to write into a range."""
+
+    link: PeerLink
+    node: str
+    stage: r.Stage
+    into: BounceRange
+
+
+async def ask_to_write(around: Surroundings, wanted: Wanted, timeout_s: float) -> r.Staged:
+    """The owner's answer, once the bytes are there. Raises PartFailed.
+
+    Whoever gives up meanwhile leaves a question that was sent behind, until the quarantine of its range ends: its answer may be
+    that the range is not written to."""
+    engine, asked = around.engine, around.asked
+    place = engine.agent, engine.address_of(wanted.into)  # of the life of the process that the range is from
+    expected: list[Expected] = []  # once it is sent
+
+    def send() -> r.StageInto:
+        expected.append(engine.expect(wanted.into, timeout_s=timeout_s))
+        return r.StageInto(*(*astuple(wanted.stage), *place, expected[0].mark))
+
+    def settle(task: "asyncio.Task[r.Staged]") -> None:
+        asked.discard(task)
+        if expected and not task.cancelled() and _brings_nothing(task):
+            engine.call_off(wanted.into, expected[0])
+
+    question = asyncio.get_running_loop().create_task(
+        _ask(around.asking, wanted.link, wanted.node, send, timeout_s=engine.expected_s)
+    )
+    asked.add(question)
+    question.add_done_callback(settle)
+    try:
+        await asyncio.wait({question}, timeout=max(0.001, timeout_s))
+    finally:
+        if not expected:
+            question.cancel()  # it has not left
+    if not question.done():
+        raise PartFailed("late", f"{wanted.node} did not answer in time")
+    staged = question.result()
+    if staged.gone or staged.address:
+        _check_end(await expected[0].ended, f"{wanted.node} has not written")
+    return staged
+
+
+def _brings_nothing(answered: "asyncio.Task[r.Staged]") -> bool:
+    """Whether nothing was written, and will not be: the owner says so, or was not asked."""
+    error = answered.exception()
+    if error is not None:
+        reason = error.__cause__
+        return isinstance(reason, PeerNotAsked) or (isinstance(reason, Refused) and reason.code not in DOUBTFUL)
+    return not answered.result().gone and not answered.result().address
+
+
+def _check_end(end: MoveEnd, what: str) -> None:
+    """Raises PartFailed for a move that has not succeeded."""
+    if end is not MoveEnd.DONE:
+        raise PartFailed("late" if end is MoveEnd.LATE else "broken", f"{what}: {end.name}")
+
+
 async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Deadline) -> r.Staged:
     """The owner's answer. Raises PartFailed."""
     timeout_s = min(stage.wait_ms / 1000 + order.stall_s, deadline.remaining_s())
+    return await _ask(asking, order.link, order.node, lambda: stage, timeout_s=timeout_s)
+
+
+async def _ask(
+    asking: Asking, link: PeerLink, node: str, stage: Callable[[], r.AnyStage], *, timeout_s: float
+) -> r.Staged:
     try:
-        staged: r.Staged = await asking.ask_node(order.link, order.node, lambda: stage, max(0.001, timeout_s))
+        staged: r.Staged = await asking.ask_node(link, node, stage, max(0.001, timeout_s))
     except Refused as refused:
-        fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
-        raise PartFailed(fault, str(refused)) from refused
+        raise PartFailed(REFUSED_FAULTS.get(refused.code, "refused"), str(refused)) from refused
     except KVPoolError as error:
         raise PartFailed("unreachable", str(error)) from error
     return staged

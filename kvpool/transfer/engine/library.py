@@ -26,7 +26,10 @@ _REFUSED_IDS = (0, (1 << 64) - 1, -1)
 
 
 class TransferEngineClient:
-    """See `child.ReadClient`. `library`: its own object, with the memory registered."""
+    """See `child.MoveClient`. `library`: its own object, with the memory registered."""
+
+    notices = None
+    met = 0
 
     def __init__(self, engine: Any, memory: mmap.mmap, facts: Mapping[str, Any]) -> None:
         self.library = engine
@@ -34,20 +37,20 @@ class TransferEngineClient:
         self._size = len(memory)
         self.facts = facts
 
-    def submit(self, server: str, offset: int, address: int, size: int) -> int:
-        """See `ReadClient`."""
+    def submit(self, other: str, offset: int, address: int, size: int) -> int:
+        """See `MoveClient`."""
         if offset < 0 or size <= 0 or offset + size > self._size:
             return 0
-        number: int = self.library.batch_transfer_async_read(server, [self._base + offset], [address], [size])
+        number: int = self.library.batch_transfer_async_read(other, [self._base + offset], [address], [size])
         return 0 if number in _REFUSED_IDS else number
 
     def look(self, number: int) -> int:
-        """See `ReadClient`."""
+        """See `MoveClient`."""
         code: int = self.library.transfer_check_status(number)
         return code if code in (1, -1) else 0  # one that has timed out in the library may still write: it has not ended
 
     def close(self) -> None:
-        """See `ReadClient`."""
+        """See `MoveClient`."""
         self.library.unregister_memory(self._base)
 
 
@@ -83,13 +86,14 @@ def connect_engine(settings: Mapping[str, Any], memory: mmap.mmap) -> TransferEn
 
 def _verify_protocol(protocol: str) -> None:
     """Raises ConnectionError where the library uses another protocol than it was asked for."""
-    uses_verbs = any(name.startswith(VERBS_DEVICES) for name in _open_files())
+    uses_verbs = any(name.startswith(VERBS_DEVICES) for name in open_files())
     if uses_verbs != (protocol == "rdma"):
         used = "rdma" if uses_verbs else "tcp"
         raise ConnectionError(f"TransferEngine uses {used}, expected {protocol}: see peer.rdma_devices")
 
 
-def _open_files() -> list[str]:
+def open_files() -> list[str]:
+    """What this process has open, as the system names it."""
     folder = Path("/proc/self/fd")
     # The descriptor of the listing itself is closed by then.
     return [str(one.readlink()) for one in list(folder.iterdir()) if one.is_symlink()]

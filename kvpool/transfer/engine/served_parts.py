@@ -1,6 +1,7 @@
-"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them.
+"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them, or NIXL writes them from.
 
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
+      │                                  └─StageInto─► WRITING ──nothing is written any more, answer──► free
       └──nothing in time──► no rows
 
 A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
@@ -22,7 +23,8 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.ids import CHECKSUM_BYTES
 from kvpool.peers.control import records as r
-from kvpool.transfer.engine.engine import BounceRange, Engine, Half
+from kvpool.transfer.engine.engine import BounceRange, Engine, Half, MoveEnd, PullingNode
+from kvpool.transfer.engine.job import PARTS_AHEAD
 
 # Between two looks at extents that have not landed.
 LOOK_S = 2e-3
@@ -31,6 +33,8 @@ LANDING_ROWS_MAX = 256
 LANDING = -1
 # Parts of one offer at once.
 PARTS_MAX = 16
+# Of what makes a connection, whatever the bytes are.
+GREETING_BYTES = 4096
 
 Answer = Callable[[r.Staged | r.Refused], bool]
 
@@ -54,7 +58,7 @@ Checks = Callable[[OfferedChunks], bytes]
 @dataclass(slots=True)
 class _Offered:
     """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number,
-    and `tasks` those that are about to be."""
+    `tasks` those that are about to be, `writing` those of them whose bytes move."""
 
     peer: str
     chunks: OfferedChunks
@@ -64,6 +68,13 @@ class _Offered:
     checks: Column | None = None
     parts: dict[int, BounceRange] = field(default_factory=dict)
     tasks: "dict[int, asyncio.Task[None]]" = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+
+    def give_up(self, part: int) -> None:
+        """End the task of a part, unless it is being written: who is answered before that has ended may use its memory for
+        others."""
+        if part not in self.writing:
+            self.tasks[part].cancel()
 
     @property
     def rows(self) -> int:
@@ -82,7 +93,8 @@ class _Rows:
 
 
 class ServedParts:
-    """See the module. `bytes_per_s`: that one node reads at most, 0 for no bound."""
+    """See the module. `bytes_per_s`: that one node reads at most, 0 for no bound. `stall_s`: for which a puller waits beside
+    what it allows for the bytes."""
 
     def __init__(
         self,
@@ -93,6 +105,7 @@ class ServedParts:
         *,
         threads: int,
         bytes_per_s: int,
+        stall_s: float,
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -100,9 +113,11 @@ class ServedParts:
         self._index = index
         self._checks = checks
         self._bytes_per_s = bytes_per_s
+        self._pace_s = min(stall_s, r.INTO_BEGIN_S)  # a part is waited for, or a write begun, no longer
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "kvpool-served")
         self._offers: dict[int, _Offered] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
         self._free_ns: dict[str, int] = {}  # when each node may read more
 
     def __repr__(self) -> str:
@@ -123,33 +138,32 @@ class ServedParts:
     def drop(self, offer: int) -> None:
         """An offer is over: its chunks may leave their slots."""
         offered = self._offers.pop(offer)
-        for task in offered.tasks.values():
-            task.cancel()
+        for part in offered.tasks:
+            offered.give_up(part)
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
 
-    def serve(self, offer: int | None, stage: r.Stage, answer: Answer) -> None:
-        """Answer a Stage, now or later. `offer`: of its pull, None where there is none."""
+    def serve(self, offer: int | None, stage: r.AnyStage, answer: Answer, *, puller: PullingNode) -> None:
+        """Answer a Stage of a node, now or later. `offer`: of its pull, None where there is none."""
         offered = None if offer is None else self._offers.get(offer)
-        protocol = self._engine.settings.protocol
-        if not self._engine.is_serving or stage.protocol != protocol:
-            here = protocol if self._engine.is_serving else "none that runs"
-            text = f"TransferEngine of this node uses {here}, the puller's {stage.protocol}"
-            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        lack = self._lack(offered, stage, puller)
+        if lack:
+            answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node {lack}"))
+        elif offered is None and isinstance(stage, r.StageInto) and not stage.rows:
+            greeting = asyncio.get_running_loop().create_task(self._greet(stage, answer, puller))
+            self._greetings.add(greeting)
+            greeting.add_done_callback(self._greetings.discard)
         elif offered is None and not stage.rows:
-            where = self._engine.served_address  # for a read that makes a connection
-            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, where, b"", b""))
-        elif offered is None:
-            answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
-        elif not self._can_be(offered, stage):
-            answer(r.Refused(r.RefusalCode.PROTOCOL, "a part that there cannot be"))
+            answer(self._staged(stage, self._engine.served_address))  # for a read that makes a connection
+        elif offered is None or not self._can_be(offered, stage):
+            answer(r.Refused(r.RefusalCode.PROTOCOL, "no part that there can be, or of no pull with chunks here"))
         else:
             for part in np.frombuffer(stage.ended, "<u4").tolist():
                 if part in offered.parts:
                     self._engine.give(offered.parts.pop(part))
                 elif part in offered.tasks:
-                    offered.tasks[part].cancel()  # given up before it was served: nobody would end it again
-            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
+                    offered.give_up(part)  # before it was served: nobody would end it again
+            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer, puller))
             offered.tasks[stage.part] = task
             task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
 
@@ -157,27 +171,63 @@ class ServedParts:
         """Wait for the copies. Any thread; no offer is left."""
         self._threads.shutdown()
 
-    def _end(self, offered: _Offered, stage: r.Stage, task: "asyncio.Task[None]", answer: Answer) -> None:
+    def _end(self, offered: _Offered, stage: r.AnyStage, task: "asyncio.Task[None]", answer: Answer) -> None:
         del offered.tasks[stage.part]
+        offered.writing.discard(stage.part)
         if task.cancelled():
-            answer(self._none(stage))
+            answer(self._staged(stage))
 
-    def _none(self, stage: r.Stage) -> r.Staged:
-        return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b"")
+    def _lack(self, offered: _Offered | None, stage: r.AnyStage, puller: PullingNode) -> str:
+        """Why nothing can move as a Stage wants it; empty where it can."""
+        engine, way = self._engine, self._engine.settings.way
+        if not engine.is_serving or stage.protocol != way:
+            return f"uses {way if engine.is_serving else 'none that runs'}, the puller's {stage.protocol}"
+        if isinstance(stage, r.StageInto) != engine.writes and (stage.rows or not engine.writes):
+            return "writes" if engine.writes else "is read from"
+        if engine.writes and engine.blames(puller.peer):
+            return f"does not write to {puller.name} for a while: its writes have kept it from others"
+        part_bytes = engine.part_bytes(1 if offered is None else offered.chunks.extent_bytes)
+        if 0 < self._bytes_per_s * self._pace_s < PARTS_AHEAD * part_bytes:  # its parts would come too late
+            return f"is not used where {PARTS_AHEAD} parts of {part_bytes} bytes take over {self._pace_s:g} s, see peer.rate"
+        return ""
 
-    def _can_be(self, offered: _Offered, stage: r.Stage) -> bool:
+    def _staged(self, stage: r.AnyStage, address: int = 0, checks: bytes = b"", gone: bytes = b"") -> r.Staged:
+        """The answer to a Stage; without an address none of its rows."""
+        return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone)
+
+    def _can_be(self, offered: _Offered, stage: r.AnyStage) -> bool:
         """Whether there can be such a part: each number has one range at most."""
         is_new = stage.part not in offered.parts and stage.part not in offered.tasks
         return is_new and stage.first + stage.rows <= offered.rows and len(offered.tasks) < PARTS_MAX
 
-    async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
+    async def _greet(self, stage: r.StageInto, answer: Answer, puller: PullingNode) -> None:
+        """Write a page, whatever it has, so that the connection is made."""
+        taken = self._engine.reserve_range(Half.SERVED, GREETING_BYTES, puller.peer)
+        if taken is None:
+            answer(self._staged(stage))
+        else:
+            answer(await self._write(taken, stage, puller) or self._staged(stage, stage.address))
+
+    async def _write(self, taken: BounceRange, stage: r.StageInto, puller: PullingNode) -> r.Refused | None:
+        """Write a range to where a node wants it, and give it back; a refusal where that fails. Ends when nothing of it can be
+        written any more."""
+        try:
+            end = await self._engine.write(taken, stage, puller=puller, size=taken.size)
+        finally:
+            self._engine.give(taken)
+        code = r.RefusalCode.TRANSPORT if end is MoveEnd.UNBEGUN else r.RefusalCode.UNWRITTEN
+        text = f"{self._engine.settings.title} of this node could not write"
+        return None if end is MoveEnd.DONE else r.Refused(code, text)
+
+    async def _stage(self, offered: _Offered, stage: r.AnyStage, answer: Answer, puller: PullingNode) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
+        begin = Deadline(stage.wait_ms / 1000 + r.INTO_BEGIN_S, self._clock)
         size = offered.chunks.extent_bytes
         most = min(stage.rows, self._engine.part_bytes(size) // size)
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
         taken = await self._wait_for_room(len(rows.checks) * size, offered.peer, deadline) if rows else None
         if rows is None or taken is None:
-            answer(self._none(stage))
+            answer(self._staged(stage))
             return
         copying = asyncio.get_running_loop().run_in_executor(self._threads, self._copy, rows, taken)
         try:
@@ -187,13 +237,26 @@ class ServedParts:
             raise
         if taken.memory is not self._engine.process.memory:
             self._engine.give(taken)
-            answer(r.Refused(r.RefusalCode.TRANSPORT, "TransferEngine of this node has ended"))
+            answer(r.Refused(r.RefusalCode.TRANSPORT, f"{self._engine.settings.title} of this node has ended"))
             return
         offered.parts[stage.part] = taken  # before any further wait: whoever drops the offer gives the range back
         self._engine.counts["served_bytes"] += taken.size
         await self._keep_pace(offered.peer, taken.size)
         address = self._engine.address_of(taken)
-        answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
+        if isinstance(stage, r.StageInto):
+            address = stage.address
+            is_wanted = offered.parts.pop(stage.part, None) is not None
+            if is_wanted and begin.has_passed():  # its puller would no longer wait for the end
+                self._engine.give(taken)
+            if not is_wanted or begin.has_passed():
+                answer(self._staged(stage))
+                return
+            offered.writing.add(stage.part)
+            refusal = await self._write(taken, stage, puller)
+            if refusal is not None:
+                answer(refusal)
+                return
+        answer(self._staged(stage, address, checks, gone))
 
     async def _wait_for_rows(self, offered: _Offered, first: int, most: int, deadline: Deadline) -> _Rows | None:
         """The first rows that have landed, or whose chunks have gone; None where the first one does neither in time."""

@@ -244,6 +244,20 @@ def test_a_flush_does_not_come_back_and_without_a_daemon_the_keeper_ends(start_k
     assert _found(daemon) == 0
 
 
+def test_a_check_beside_kept_memory_asks_for_no_second_one(start_kept: StartKept) -> None:
+    daemon = start_kept()
+    _fill(daemon)
+    daemon.kill()
+    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    check = [*daemon.command(), "--check", f"--set=dram.capacity={int(available.split()[1]) * 2}KiB"]
+    assert subprocess.run(check, capture_output=True, check=False, timeout=120).returncode == 0
+    daemon.start("--set=server.keep_memory=off")
+    daemon.kill()
+    refused = subprocess.run(check, capture_output=True, text=True, check=False, timeout=120)
+    assert refused.returncode == 2
+    assert "dram.capacity" in refused.stderr
+
+
 def test_a_keeper_is_no_part_of_the_daemons_process_group(start_kept: StartKept) -> None:
     daemon = start_kept()
     _fill(daemon)

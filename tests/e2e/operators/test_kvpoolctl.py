@@ -17,7 +17,7 @@ from tests.rigs.daemon import SMALL, Daemon, Start, wait_until
 from tests.rigs.kvpoolctl import PROGRAM, ctl, ctl_json, execute
 from tests.rigs.layouts import CHUNK, HYBRID
 from tests.rigs.payload import store, tokens_of
-from tests.rigs.transfer.engine_daemons import REASON
+from tests.rigs.transfer.engine_daemons import NIXL_REASON, REASON
 
 COPIES = ("copy_save", "copy_load")
 
@@ -171,7 +171,8 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert set(document) == {"command", "version", "is_quick", "machine", "rows", "notes", "compared"}
     rows = document["rows"]
     ways = ["socket", "stream", *(["encrypted"] if kvpool_native.tls_library() else []), "shared memory"]
-    peer_rows = len([*ways, *([] if REASON else ENGINE_WAYS)]) * len(QUICK_SIZES) * len(STREAMS)
+    engine_ways = [*([] if REASON else ENGINE_WAYS), *([] if NIXL_REASON else ["kvpool over NIXL"])]
+    peer_rows = len([*ways, *engine_ways]) * len(QUICK_SIZES) * len(STREAMS)
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[SHARES] * 4,

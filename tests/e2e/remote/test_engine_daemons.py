@@ -1,4 +1,4 @@
-"""Two daemons with TransferEngine: what one has stored comes to the other by it, and whatever fails is a miss."""
+"""Two daemons with TransferEngine or NIXL: what one has stored comes to the other by it, and whatever fails is a miss."""
 
 import os
 import signal
@@ -11,10 +11,12 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.states import Level
+from kvpool.transfer.engine.engine import LIBRARIES
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.engine_daemons import (
     DEVICES,
+    LIBRARY,
     PATIENCE,
     PROTOCOL,
     child_of,
@@ -22,12 +24,12 @@ from tests.rigs.transfer.engine_daemons import (
     engine_daemons,
     load,
     needs_engine,
+    needs_nixl,
     serving,
     until,
 )
 from tests.rigs.transfer.stranger import stranger
 
-pytestmark = needs_engine
 CHUNKS = 40
 # Layers so large that a part of the smallest buffer has a few of them.
 LARGE = kv.Layout(layers=6, kv_heads=4, head_dim=64, dtype="float16", chunk_tokens=64)
@@ -45,11 +47,11 @@ def announced(pool: kv.Pool, keys: kv.KeyChain) -> None:
 
 @contextmanager
 def stored_there(
-    directory: Path, layout: kv.Layout = SMALL, chunks: int = CHUNKS, **options: str
+    directory: Path, library: str = "mooncake", layout: kv.Layout = SMALL, chunks: int = CHUNKS, **options: str
 ) -> Iterator[tuple[Daemon, Daemon, kv.Pool, kv.KeyChain]]:
     """Two connected daemons, a Pool on the second, and a chain that the first one has and the second one knows."""
     with (
-        engine_daemons(directory, **options) as (owner, here),
+        engine_daemons(directory, library, **options) as (owner, here),
         owner.connect(layout) as there,
         here.connect(layout) as pool,
     ):
@@ -60,8 +62,9 @@ def stored_there(
         yield owner, here, pool, keys
 
 
-def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
-    with stored_there(tmp_path) as (owner, here, pool, keys):
+@LIBRARY
+def test_what_one_has_stored_comes_by_the_library(tmp_path: Path, library: str) -> None:
+    with stored_there(tmp_path, library) as (owner, here, pool, keys):
         assert set(pool.lookup(keys).tiers) == {Level.PEER}
         assert load(pool, keys, SMALL).reason == "complete"
         stats = here.stats()
@@ -71,8 +74,9 @@ def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
         until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
 
 
-def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> None:
-    with stored_there(tmp_path, LARGE, LARGE_CHUNKS, **SLOW) as (_, here, pool, keys):
+@LIBRARY
+def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path, library: str) -> None:
+    with stored_there(tmp_path, library, LARGE, LARGE_CHUNKS, **SLOW) as (_, here, pool, keys):
         with pool.acquire(pool.lookup(keys)) as lease:
             into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
             running = pool.load(lease, into=into)
@@ -85,9 +89,12 @@ def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> 
         assert here.stats()["peer.rdma.pulls"] == 1
 
 
-def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_a_hit(tmp_path: Path) -> None:
+@LIBRARY
+def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_a_hit(
+    tmp_path: Path, library: str
+) -> None:
     """Its next life has the region elsewhere: what was known of the former one is stale."""
-    with stored_there(tmp_path, LARGE, LARGE_CHUNKS, **SLOW) as (owner, _, pool, keys):
+    with stored_there(tmp_path, library, LARGE, LARGE_CHUNKS, **SLOW) as (owner, _, pool, keys):
         with pool.acquire(pool.lookup(keys)) as lease:
             into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
             running = pool.load(lease, into=into)
@@ -106,9 +113,33 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_
             until(lambda: load(pool, keys, LARGE).chunks == LARGE_CHUNKS, "the new life's chunks are hits")
 
 
+@LIBRARY
+def test_a_puller_that_is_killed_in_mid_transfer_leaves_nothing_behind_and_its_next_life_has_hits(
+    tmp_path: Path, library: str
+) -> None:
+    with stored_there(tmp_path, library, LARGE, LARGE_CHUNKS, **SLOW) as (owner, here, pool, keys):
+        with pool.acquire(pool.lookup(keys)) as lease:
+            into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0 * PATIENCE)
+            here.kill()
+            assert_right_bytes(keys, LARGE, running.wait(), into)
+        until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+        until(lambda: owner.stats()["peer.rdma.quarantined_bytes"] == 0, "nothing is about to be written")
+        here.start()
+        connected(owner, here)
+        with here.connect(LARGE) as again:
+            announced(again, keys)
+            until(lambda: load(again, keys, LARGE).chunks == LARGE_CHUNKS, "the next life has hits")
+        assert here.stats()["peer.rdma.pulls"] >= 1
+
+
+@LIBRARY
 @pytest.mark.parametrize("whose", ["owner", "here"])
-def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_path: Path, whose: str) -> None:
-    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(
+    tmp_path: Path, library: str, whose: str
+) -> None:
+    with engine_daemons(tmp_path, library) as (owner, here), owner.connect() as there, here.connect() as pool:
         connected(owner, here)
         struck = owner if whose == "owner" else here
         os.kill(child_of(struck), signal.SIGABRT)
@@ -119,6 +150,7 @@ def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_pa
         until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
 
 
+@needs_engine
 @pytest.mark.skipif(PROTOCOL != "rdma", reason="over TCP the owner's process sends the bytes")
 def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> None:
     """The device reads its memory, over the connection that was made before."""
@@ -132,10 +164,11 @@ def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> N
         assert here.stats()["peer.rdma.pulls"] == 1
 
 
+@LIBRARY
 @pytest.mark.skipif(PROTOCOL == "rdma", reason="an RDMA read needs nothing of the owner's process")
-def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path, library: str) -> None:
     options = {"here__peer__stall_timeout": "300ms", "here__peer__pull_timeout": "1s"}
-    with stored_there(tmp_path, SMALL, CHUNKS, **options) as (owner, here, pool, keys):
+    with stored_there(tmp_path, library, SMALL, CHUNKS, **options) as (owner, here, pool, keys):
         child = child_of(owner)
         os.kill(child, signal.SIGSTOP)
         try:
@@ -148,9 +181,10 @@ def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
         until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
 
 
-def test_a_node_without_transfer_engine_is_pulled_from_by_the_stream(tmp_path: Path) -> None:
+@LIBRARY
+def test_a_node_without_the_library_is_pulled_from_by_the_stream(tmp_path: Path, library: str) -> None:
     with (
-        engine_daemons(tmp_path, owner__peer__transport="tcp") as (owner, here),
+        engine_daemons(tmp_path, library, owner__peer__transport="tcp") as (owner, here),
         owner.connect() as there,
         here.connect() as pool,
     ):
@@ -163,6 +197,7 @@ def test_a_node_without_transfer_engine_is_pulled_from_by_the_stream(tmp_path: P
         assert (stats["peer.rdma.pulls"], stats["peer.tcp.pulls"], stats["peer.rdma.refused"]) == (0, 1, 1)
 
 
+@needs_engine
 def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> None:
     """Whoever reaches the port can write: a wrong layer is a miss, and a pull that succeeds has the right bytes."""
     with (
@@ -190,8 +225,9 @@ def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> Non
         assert here.stats()["peer.rdma.pulls"] > 1
 
 
-def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
-    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+@LIBRARY
+def test_layers_of_a_save_are_followed(tmp_path: Path, library: str) -> None:
+    with engine_daemons(tmp_path, library) as (owner, here), owner.connect() as there, here.connect() as pool:
         connected(owner, here)
         keys = chain_of(pool, SMALL, CHUNKS)
         with there.save(keys, from_=payload_of(keys, SMALL)) as save:
@@ -214,10 +250,29 @@ def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
         assert here.stats()["peer.rdma.pulls"] == 1
 
 
-def test_what_is_used_is_shown(tmp_path: Path) -> None:
-    with engine_daemons(tmp_path) as (owner, here):
+@LIBRARY
+def test_what_is_used_is_shown(tmp_path: Path, library: str) -> None:
+    with engine_daemons(tmp_path, library) as (owner, here):
         serving(owner, here)
         info = owner.info()
+        assert info["peer_rdma_library"] == LIBRARIES[library]
         assert info["peer_rdma_protocol"] == PROTOCOL
         assert info["peer_rdma_devices"] == DEVICES
         assert info["peer_rdma_buffer_bytes"] == 8 << 20
+
+
+@needs_nixl
+def test_a_node_with_the_other_library_is_pulled_from_by_the_stream(tmp_path: Path) -> None:
+    """Whether its own is installed there or not: they have no way in common, which both say."""
+    with (
+        engine_daemons(tmp_path, "nixl", owner__peer__transport="rdma") as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
+        serving(here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        assert load(pool, keys, SMALL).reason == "complete"
+        stats = here.stats()
+        assert (stats["peer.rdma.pulls"], stats["peer.tcp.pulls"], stats["peer.rdma.refused"]) == (0, 1, 1)

@@ -66,7 +66,7 @@ def stage_of(pull: int, rows: int = 2, part: int = 1) -> r.Stage:
     return r.Stage(pull, part, b"", 0, rows, "tcp", 100)
 
 
-def staged_of(stage: r.Stage, rows: int | None = None) -> r.Staged:
+def staged_of(stage: r.AnyStage, rows: int | None = None) -> r.Staged:
     """All rows that were asked for, or so many."""
     count = stage.rows if rows is None else rows
     return r.Staged(stage.pull, stage.part, "127.0.0.1:9", bytes(8), 1 << 40, bytes(4 * count), bytes(count))
@@ -79,7 +79,7 @@ class Owner:
     is_slow: bool = False
     error: Exception | None = None
     pulls: list[tuple[Puller, r.Pull, Callable[[r.Offer | r.Refused], bool]]] = field(default_factory=list)
-    stages: list[tuple[Puller, r.Stage, Callable[[r.Staged | r.Refused], bool]]] = field(default_factory=list)
+    stages: list[tuple[Puller, r.AnyStage, Callable[[r.Staged | r.Refused], bool]]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     forgotten: list[Puller] = field(default_factory=list)
     doubted: list[bytes] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Owner:
         if not self.is_slow:
             answer(offer_to(pull))
 
-    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+    def stage(self, puller: Puller, stage: r.AnyStage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
         self.stages.append((puller, stage, answer))
         if not self.is_slow:
             answer(staged_of(stage))

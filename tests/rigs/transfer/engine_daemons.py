@@ -1,7 +1,7 @@
-"""Two daemons whose chunks come by TransferEngine, and what a stranger can do to what is registered with it.
+"""Two daemons whose chunks come by TransferEngine or NIXL, and what a stranger can do to what is registered with it.
 
 KVPOOL_RDMA_PROTOCOL (tcp), KVPOOL_RDMA_DEVICE and KVPOOL_RDMA_HOST choose what it uses, so that the same tests run where there
-is RDMA. The package is optional: `needs_engine` skips where it is missing, with the reason.
+is RDMA. The packages are optional: `needs_engine`, `needs_nixl` and `LIBRARY` skip where one is missing, with the reason.
 """
 
 import importlib.util
@@ -29,21 +29,28 @@ PATIENCE = 1.0 if PROTOCOL == "tcp" else 8.0
 CHILD = "kvpool.transfer.engine.child"
 
 
-def _missing() -> str:
-    if importlib.util.find_spec("mooncake") is None:
-        return "mooncake-transfer-engine-non-cuda is not installed"
-    found = subprocess.run([sys.executable, "-c", "import mooncake.engine"], capture_output=True, text=True)
+def _missing(package: str, module: str) -> str:
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return f"{package} is not installed"
+    found = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
     last = (found.stderr.strip().splitlines() or [""])[-1]
-    return f"mooncake.engine cannot be imported: {last}" if found.returncode else ""
+    return f"{module} cannot be imported: {last}" if found.returncode else ""
 
 
-REASON = _missing()
+REASON = _missing("mooncake-transfer-engine-non-cuda", "mooncake.engine")
+NIXL_REASON = _missing("nixl-cu12", "nixl_cu12._api")
 needs_engine = pytest.mark.skipif(bool(REASON), reason=REASON or "it is there")
+needs_nixl = pytest.mark.skipif(bool(NIXL_REASON), reason=NIXL_REASON or "it is there")
+# Of tests that hold for both.
+LIBRARY = pytest.mark.parametrize(
+    "library", [pytest.param("mooncake", marks=needs_engine), pytest.param("nixl", marks=needs_nixl)]
+)
+TRANSPORTS = {"mooncake": "rdma", "nixl": "nixl"}
 
 
 @contextmanager
-def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two peers, owner and puller, both with TransferEngine. Options that differ: `owner__NAME`, `here__NAME`."""
+def engine_daemons(directory: Path, library: str = "mooncake", **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two peers, owner and puller, both with the library. Options that differ: `owner__NAME`, `here__NAME`."""
     pair = make_key_pair()
     write_key_file(str(directory / "key"), pair)
     (directory / "allow").write_text(pair.public.decode() + "\n")
@@ -58,7 +65,7 @@ def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Da
             "peer.members": ", ".join(f"{HOST}:{port}" for port in ports.values()),
             "peer.keys": str(directory / "key"),
             "peer.allow": str(directory / "allow"),
-            "peer.transport": "rdma",
+            "peer.transport": TRANSPORTS[library],
             "peer.shm": "false",
             "peer.rdma_protocol": PROTOCOL,
             "peer.rdma_devices": DEVICES,
@@ -78,9 +85,9 @@ def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Da
 
 
 def serving(*daemons: Daemon) -> None:
-    """Wait until these daemons' TransferEngines serve."""
+    """Wait until these daemons' libraries serve."""
     for daemon in daemons:
-        until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "TransferEngine serves")  # type: ignore[misc]
+        until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "the library serves")  # type: ignore[misc]
 
 
 def connected(owner: Daemon, here: Daemon) -> None:
@@ -95,7 +102,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) ->
 
 
 def child_of(daemon: Daemon) -> int:
-    """The process of a daemon's TransferEngine."""
+    """The process of a daemon's library."""
     assert daemon.process is not None
     children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
     found = {int(one) for path in children for one in path.read_text().split()}

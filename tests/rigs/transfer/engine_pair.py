@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.members.member import Member
-from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings
+from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings, PullingNode
 from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.transfer.stream_address import StreamAddress
@@ -29,8 +29,11 @@ from tests.rigs.transfer.stream_node import EXTENT_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
+PULLER = PullingNode("here", "key of here", HOST)
 OFFER = 1
 PULL = 7
+# No rate makes a part late.
+PATIENT_S = 1e9
 CHUNKS = 5
 
 
@@ -41,11 +44,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Link:
-    """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way."""
+    """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way, `ask`: to each question.
+    `puller`: whose they are, as the owner knows."""
 
     parts: ServedParts
     change: Callable[[r.Staged], r.Staged | None] = lambda staged: staged
-    asked: list[r.Stage] = field(default_factory=list)
+    ask: Callable[[r.AnyStage], r.AnyStage] = lambda stage: stage
+    puller: PullingNode = PULLER
+    asked: list[r.AnyStage] = field(default_factory=list)
     member: Member = MEMBER
     pulls: int = PULL
     life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False))
@@ -55,9 +61,10 @@ class Link:
         self.pulls += 1
         return self.pulls
 
-    def request(self, stage: r.Stage, timeout_s: float) -> "asyncio.Future[Any]":
+    def request(self, stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[Any]":
         """See `PeerLink`."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        stage = self.ask(stage)
         self.asked.append(stage)
 
         def answer(found: r.Staged | r.Refused) -> bool:
@@ -69,7 +76,7 @@ class Link:
                 answered.set_result(changed)
             return True
 
-        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer)
+        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer, puller=self.puller)
         return answered
 
 
@@ -96,6 +103,19 @@ class Pair:
     here: Side
     link: Link
     checks: bytes
+
+    @property
+    def mover(self) -> Side:
+        """The side whose library moves the bytes."""
+        return self.owner if self.owner.engine.writes else self.here
+
+    def stage(self, part: int, first: int, rows: int, ended: bytes = b"", wait_ms: int = 100) -> r.AnyStage:
+        """The question for a part, in the library's form."""
+        stage = r.Stage(PULL, part, ended, first, rows, self.owner.engine.settings.way, wait_ms)
+        if not self.owner.engine.writes:
+            return stage
+        base = int(self.here.engine.process.facts["base"])
+        return r.StageInto(*(*astuple(stage), self.here.engine.agent, base, bytes(r.MARK_BYTES)))
 
     def order(self, *, timeout_s: float = LONG_S, stall_s: float = LONG_S, has_checks: bool = True) -> Order:
         """The order of all chunks of the owner."""
@@ -133,7 +153,7 @@ class Pair:
         return sorted(found, key=lambda one: one.chunk)
 
 
-def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
+def _engine(directory: Path, library: str, *, is_real: bool, buffer_bytes: int) -> Engine:
     directory.mkdir()
     Script().write(directory)
     return Engine(
@@ -143,6 +163,8 @@ def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
             devices=DEVICES if is_real else str(directory),
             ports=(15000, 15999),
             buffer_bytes=buffer_bytes,
+            library=library,
+            node=directory.name,
             command=COMMAND if is_real else SCRIPTED,
             back_off=BackOffSettings(first_s=0.05, most_s=0.1),
         ),
@@ -150,7 +172,7 @@ def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
     )
 
 
-def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0) -> Side:
+def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0, stall_s: float = PATIENT_S) -> Side:
     node, clock = Node(CHUNKS, is_owner=is_owner), MonotonicClock()
     server = node.serve()
 
@@ -160,11 +182,14 @@ def _side(directory: Path, engine: Engine, *, is_owner: bool, rate: int = 0) -> 
         )
 
     arena, index = node.store.arena, node.store.index
-    parts = ServedParts(engine, arena, node.store.view, checks_of, threads=1, bytes_per_s=rate, clock=clock)
+    view = node.store.view
+    parts = ServedParts(engine, arena, view, checks_of, threads=1, bytes_per_s=rate, stall_s=stall_s, clock=clock)
+    if stall_s == PATIENT_S:
+        parts._pace_s = PATIENT_S  # no rate is refused
     if is_owner:
         slots = node.slots
         offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), EXTENTS, EXTENT_BYTES)
-        parts.add_offer(OFFER, "here", offered, checks_of(offered))
+        parts.add_offer(OFFER, PULLER.peer, offered, checks_of(offered))
     transport = EngineTransport(engine, arena, index, threads=1, jobs_max=4, clock=clock)
     return Side(node, engine, parts, transport, directory)
 
@@ -179,12 +204,14 @@ def _pair(owner: Side, here: Side) -> Pair:
 
 
 @asynccontextmanager
-async def engine_pair(directory: Path, *, is_real: bool = False, buffer_bytes: int = 128 << 10) -> AsyncIterator[Pair]:
-    """A pair whose engines serve. `is_real`: with the library."""
+async def engine_pair(
+    directory: Path, library: str = "mooncake", *, is_real: bool = False, buffer_bytes: int = 128 << 10
+) -> AsyncIterator[Pair]:
+    """A pair whose engines serve. `is_real`: with the library itself."""
     owner, here = (
         _side(
             directory / name,
-            _engine(directory / name, is_real=is_real, buffer_bytes=buffer_bytes),
+            _engine(directory / name, library, is_real=is_real, buffer_bytes=buffer_bytes),
             is_owner=name == "owner",
         )
         for name in ("owner", "here")
@@ -208,13 +235,13 @@ async def engine_pair(directory: Path, *, is_real: bool = False, buffer_bytes: i
 
 
 @asynccontextmanager
-async def on_engines_of(serving: Pair, *, rate: int = 0) -> AsyncIterator[Pair]:
+async def on_engines_of(serving: Pair, *, rate: int = 0, stall_s: float = PATIENT_S) -> AsyncIterator[Pair]:
     """A pair with nodes, parts and transports of its own on the engines of one that goes on to serve."""
     for former in (serving.owner, serving.here):
         assert former.engine.is_serving, "a test has ended the process of engines that others share"
         former.engine.counts.clear()
     owner, here = (
-        _side(former.directory, former.engine, is_owner=former is serving.owner, rate=rate)
+        _side(former.directory, former.engine, is_owner=former is serving.owner, rate=rate, stall_s=stall_s)
         for former in (serving.owner, serving.here)
     )
     try:

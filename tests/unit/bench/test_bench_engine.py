@@ -1,4 +1,4 @@
-"""kvpool over TransferEngine in `bench peer`, with a scripted library: it needs no package."""
+"""kvpool over TransferEngine and NIXL in `bench peer`, with a scripted library: it needs no package."""
 
 import os
 from collections.abc import Iterator
@@ -18,10 +18,13 @@ from tests.rigs.transfer.scripted_engine import Script
 CHUNKS, CHUNK_BYTES = 6, EXTENTS * 4096
 
 
-def _choice(directory: Path, script: Script) -> EngineChoice:
+LIBRARY = pytest.mark.parametrize("library", list(KVPOOL))
+
+
+def _choice(directory: Path, script: Script, library: str = "mooncake") -> EngineChoice:
     (directory / "script").mkdir()
     script.write(directory / "script")
-    return EngineChoice("tcp", str(directory / "script"), SCRIPTED, has_library=False)
+    return EngineChoice("tcp", str(directory / "script"), library, SCRIPTED, has_library=False)
 
 
 @contextmanager
@@ -41,12 +44,13 @@ def _children() -> set[int]:
     return {int(one) for path in lists for one in path.read_text().split()}
 
 
+@LIBRARY
 @pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Path, streams: int) -> None:
+def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Path, streams: int, library: str) -> None:
     before = _children()
-    with _ways(_choice(tmp_path, Script()), streams) as (ways, source, target):
+    with _ways(_choice(tmp_path, Script(), library), streams) as (ways, source, target):
         for _ in range(2):
-            seconds, cpu_s, first_us = ways.pull(KVPOOL)
+            seconds, cpu_s, first_us = ways.pull(KVPOOL[library])
             assert 0 < first_us <= seconds * 1e6
             assert cpu_s > 0
             pairs = zip(source.chunks(), target.chunks(), strict=True)
@@ -55,15 +59,18 @@ def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Pat
     assert _children() == before
 
 
+@LIBRARY
 @pytest.mark.slow
-def test_a_read_that_never_ends_is_late_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_that_never_ends_is_late_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
     monkeypatch.setattr("kvpool_tools.bench.peer.engine_ways.LONG_S", 2.0)
     before = _children()
     with (
-        _ways(_choice(tmp_path, Script(is_stuck=True)), 1) as (ways, _, _),
-        pytest.raises(EngineAbsent, match="kvpool over TransferEngine failed: late"),
+        _ways(_choice(tmp_path, Script(is_stuck=True), library), 1) as (ways, _, _),
+        pytest.raises(EngineAbsent, match=f"{KVPOOL[library]} failed: late"),
     ):
-        ways.pull(KVPOOL)
+        ways.pull(KVPOOL[library])
     assert _children() == before
 
 
@@ -85,6 +92,7 @@ def test_a_way_that_fails_has_no_rows_and_the_others_have_theirs(
     notes: list[str] = []
     rows = bench_peer(True, lambda _: None, _choice(tmp_path, Script(fails=True)), notes)
     assert {row["way"] for row in rows} >= {"socket", "stream"}
-    assert KVPOOL not in {row["way"] for row in rows}
-    assert len(notes) == 1
-    assert notes[0] == (f"rows of {KVPOOL}, 64 KiB, 1 at once are absent: kvpool over TransferEngine failed: broken")
+    assert not {row["way"] for row in rows} & set(KVPOOL.values())
+    for way, note in zip(KVPOOL, notes, strict=True):
+        absent = f"rows of {KVPOOL[way]}, 64 KiB, 1 at once are absent"
+        assert note == f"{absent}: {KVPOOL[way]} failed: broken"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.clock import MonotonicClock
-from kvpool.config.config import Config, load_config
+from kvpool.config.config import Config, load_config, read_config
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.config.peer_options import PEER_OPTIONS
 from kvpool.errors import ConfigError
@@ -147,11 +147,31 @@ def test_transfer_engine_needs_keys_and_no_encryption(keys: list[str]) -> None:
     rdma = "peer.transport=rdma"
     made = config(*PUBLIC, *keys, rdma).peer
     assert (made.rdma_protocol, made.rdma_ports) == ("rdma", (15000, 15999))
-    (fault,) = faults_of(*PUBLIC, *keys, rdma, "peer.encrypt=true")
-    assert fault.startswith("peer.transport is 'rdma' and peer.encrypt is true, expected one of both")
+    for transport, library in ((rdma, "TransferEngine"), ("peer.transport=nixl", "NIXL")):
+        (fault,) = faults_of(*PUBLIC, *keys, transport, "peer.encrypt=true")
+        chosen = f"peer.transport is {transport.partition('=')[2]!r}"
+        assert fault == f"{chosen} and peer.encrypt is true, expected one of both: {library} sends bytes in clear"
+    (fault,) = faults_of(*LOCAL, "peer.transport=nixl")
+    assert fault.endswith("NIXL listens on every address of this host")
     for wanted in ([*LOCAL, rdma], [rdma], [*keys, rdma]):
         (fault,) = faults_of(*wanted)
         assert fault.startswith("peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it")
+
+
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
+    keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*PUBLIC, *keys, "peer.transport=nixl", "peer.rdma_protocol=tcp"]
+    nixl = config(*options)
+    assert nixl.peer.uses_rdma
+    assert nixl.peer.uses_shared_memory
+    assert not read_config(None, options).idle, "the options of TransferEngine are NIXL's, too"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    missing = "chunks of other nodes come by TCP: nixl_cu12 or nixl_cu13 is not installed: install kvpool[nixl]"
+    assert nixl.peer.lack == missing
+    assert "mooncake-transfer-engine is not installed" in config(*PUBLIC, *keys, "peer.transport=rdma").peer.lack
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "nixl_cu13" or None)
+    assert nixl.peer.lack == ""
 
 
 def test_auto_uses_transfer_engine_where_devices_are_named(keys: list[str]) -> None:

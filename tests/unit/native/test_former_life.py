@@ -66,11 +66,11 @@ def test_chunks_and_withheld_slots_come_along() -> None:
     assert (counts.taken, counts.taken_bytes, counts.withheld, counts.withheld_bytes) == (4, 4 * 8192, 4, 4 * 8192)
     assert (counts.unfinished, counts.damaged, counts.unpublished) == (0, 0, 0)
     assert (counts.unknown, counts.orphaned, counts.unplaced) == (0, 0, 0)
-    withheld = [(share.holder, share.slots, share.bytes) for share in life.directory.withheld()]
-    assert withheld == [(7, 1, 8192), (8, 2, 16384), (2**32 - 1, 1, 8192)]
     assert [life.directory.tokens_of(stored[32 * n : 32 * n + 32]) for n in range(4)] == [
         tokens[64 * n : 64 * n + 64] for n in range(4)
     ]
+    withheld = [(share.holder, share.slots, share.bytes) for share in life.directory.withheld()]
+    assert withheld == [(7, 1, 8192), (8, 2, 16384), (2**32 - 1, 1, 8192)]
     assert (life.directory.stats()["withheld"], life.directory.stats()["withheld_bytes"]) == (4, 4 * 8192)
     assert life.directory.verify() == []
     assert [life.directory.release_withheld(holder) for holder in (8, 8, 9, 7, 2**32 - 1)] == [2, 0, 0, 1, 1]

@@ -1,12 +1,13 @@
 """Control server and client: the exchange between two nodes, over real sockets."""
 
 import contextlib
+from dataclasses import astuple, replace
 
 import pytest
 import zmq
 
 from kvpool.config.addresses import ZmqAddress
-from kvpool.errors import ConfigError, PeerUnreachable, Refused
+from kvpool.errors import ConfigError, PeerNotAsked, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control import server as server_module
 from kvpool.peers.control.link import LinkSettings
@@ -145,6 +146,21 @@ async def test_with_keys_the_owner_knows_who_asks() -> None:
         assert await nodes.watch(keys=fleet_key).ready(server)
 
 
+async def test_who_takes_the_name_of_another_node_counts_by_its_own_key() -> None:
+    owner, (keys, first, second) = Owner(is_slow=True), key_pairs(3)
+    with fleet() as nodes:
+        allowed = frozenset({first.public_bytes, second.public_bytes})
+        server = nodes.serve(owner, keys=keys, allowed=allowed)
+        for one in (first, second):
+            link = await nodes.watch(keys=one, node=identity_of("victim")).ready(server, keys.public)
+            link.request(r.StageInto(*(*astuple(stage_of(1)), b"agent", 1, bytes(r.MARK_BYTES))), 60.0)
+        await until(lambda: len(owner.stages) == 2, "both are served")
+        pullers = [puller for puller, *_ in owner.stages]
+        assert [one.node for one in pullers] == ["victim", "victim"]
+        assert pullers[0].counted != pullers[1].counted
+        assert [one.host for one in pullers] == ["127.0.0.1", "127.0.0.1"]
+
+
 async def test_a_refusal_of_the_owner_is_raised_with_its_code() -> None:
     owner = Owner(is_slow=True)
     with fleet() as nodes:
@@ -173,6 +189,23 @@ async def test_a_late_answer_is_dropped_and_its_chunks_are_released() -> None:
         await until(lambda: owner.released == [1, 2], "a cancelled pull is released")
         assert [answer(offer_to(pull)) for _, pull, answer in owner.pulls] == [False, False]
         assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
+
+
+async def test_what_an_owner_may_still_write_has_no_answer_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Stage has: nothing of it is written, and its puller has its deadlines."""
+    monkeypatch.setattr(server_module, "STAGE_S", 0.01)
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        stage = replace(stage_of(1), wait_ms=0)
+        into = r.StageInto(*(*astuple(stage), b"agent", 1, bytes(r.MARK_BYTES)))
+        written = link.request(into, 60.0)
+        with pytest.raises(Refused, match="no answer by the deadline"):
+            await link.request(stage, 60.0)
+        assert not written.done()
+        assert owner.stages[0][1] == into
+        assert owner.stages[0][2](staged_of(into))
+        assert await written == staged_of(into)
 
 
 async def test_the_owner_answers_for_a_service_that_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +242,7 @@ async def test_unanswered_pulls_of_a_peer_are_bounded_on_both_sides() -> None:
         server = nodes.serve(owner, settings=fast(ControlServerSettings(), waiting_max=3))
         link = await nodes.watch(link=LinkSettings(waiting_max=5, connect_s=5.0, ping_s=10.0)).ready(server)
         asked = [link.request(pull_of(number), 10.0) for number in range(1, 6)]
-        with pytest.raises(PeerUnreachable, match="5 requests without an answer"):
+        with pytest.raises(PeerNotAsked, match="5 requests without an answer"):
             await link.request(pull_of(6), 10.0)
         for one in asked[3:]:
             with pytest.raises(Refused, match="wait for their answers"):

@@ -21,6 +21,7 @@ ALONE = replace(PULL, are_alone=True)
 RUN = replace(PULL, layout=replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)).to_wire())
 OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)
+STAGE_INTO = r.StageInto(7, 1, b"", 0, 3, "nixl-tcp", 100, b"description", 1 << 40, bytes(8))
 STAGED = staged_of(STAGE)
 ASK_NEAR = r.AskNear(7, bytes(16))
 NEAR = r.Near(7, "/run/kvpool/kvpool.sock", bytes(16), bytes(24), bytes(24), bytes(24))
@@ -33,7 +34,7 @@ PAGE = r.Keys(KEYS, 9, (1 << 32) + 2)
 WRONG = r.Wrong("llama", LAYOUT.to_wire(), PULL.keys[:32], PULL.keys[32:64])
 FOLLOWS: list[Any] = [ASK_CHANGES, ASK_KEYS]
 REQUESTS: list[Any] = [
-    *(HELLO, PULL, ALONE, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), WRONG, r.Ping()),
+    *(HELLO, PULL, ALONE, RUN, STAGE, stage_of(7, 0, 0), STAGE_INTO, ASK_NEAR, r.Release(7), WRONG, r.Ping()),
     *FOLLOWS,
 ]
 ANSWERS: list[Any] = [
@@ -105,6 +106,12 @@ def test_the_wire_is_as_documented() -> None:
         (HELLO, {"stream": "ipc:///tmp/x"}),
         (HELLO, {"stream": "tcp://example.org:1"}),
         (HELLO, {"stream": "off"}),
+        (STAGE_INTO, {"rows": r.STAGE_ROWS_MAX + 1}),
+        (STAGE_INTO, {"agent": b""}),
+        (STAGE_INTO, {"agent": bytes(r.AGENT_BYTES_MAX + 1)}),
+        (STAGE_INTO, {"address": 0}),
+        (STAGE_INTO, {"address": -1}),
+        (STAGE_INTO, {"mark": bytes(7)}),
         (PULL, {"pull": 0}),
         (PULL, {"pull": -1}),
         (PULL, {"model": "m" * (MODEL_BYTES_MAX + 1)}),

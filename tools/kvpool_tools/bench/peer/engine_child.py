@@ -1,8 +1,8 @@
-"""Processes of `bench peer` for TransferEngine, whose output goes nowhere: the library writes to it as it likes.
+"""Processes of `bench peer` for TransferEngine and NIXL, whose output goes nowhere: the library writes to it as it likes.
 
-    reader    reads into its memory as that of a daemon does
-    library   its memory is read, or reads whole chunks by calls of the library alone
-    owner     the owner's side of kvpool over TransferEngine, with a reader of its own
+    reader    moves bytes as that of a daemon does
+    library   of TransferEngine: its memory is read, or reads whole chunks by calls of the library alone
+    owner     the owner's side of kvpool over either, with a reader of its own
 
 The library's reads are made in two ways. `batches`: synchronous calls of BATCH chunks each, which keep a core busy while they
 wait. `reads`: an asynchronous call for each chunk, AT_ONCE of them under way, looked after with naps as kvpool does it. Each
@@ -20,7 +20,7 @@ from typing import Any
 from kvpool.clock import Deadline
 from kvpool.transfer.child.process import module_command
 from kvpool.transfer.child.service import DaemonLink, serve
-from kvpool.transfer.engine.child import NAP_S
+from kvpool.transfer.engine.child import NAP_S, connect
 from kvpool.transfer.engine.child import run as serve_reads
 from kvpool.transfer.engine.library import TransferEngineClient, connect_engine
 from kvpool_tools.bench.peer.node import LONG_S
@@ -107,7 +107,7 @@ def main(role: str, *arguments: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
     if role == READER:
-        serve(list(arguments), connect_engine, serve_reads)
+        serve(list(arguments), connect, serve_reads)
     elif role == LIBRARY:
         serve(list(arguments), connect_library, serve_library)
     else:

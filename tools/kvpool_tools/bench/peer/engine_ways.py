@@ -1,11 +1,12 @@
-"""TransferEngine in `bench peer`: calls of the library alone, and kvpool over it.
+"""TransferEngine and NIXL in `bench peer`: calls of the library alone, and kvpool over it.
 
-    library    a process reads whole chunks out of another one's memory, without checksums: what kvpool over it can reach
-    kvpool     the owner's process copies extents into its buffer, this one has them read and copies them into slots, both with
-               checksums (docs/cluster.md); a socket pair stands in for the control plane
+    library    of TransferEngine: a process reads whole chunks out of another one's memory, without checksums: what kvpool over
+               it can reach
+    kvpool     the owner's process copies extents into its buffer, this one has them read, or written by NIXL, and copies them
+               into slots, both with checksums (docs/cluster.md); a socket pair stands in for the control plane
 
 Processes live as long as the setting, end with this process at the latest, and are ended where they do not answer in time.
-Their output goes nowhere. Where TransferEngine cannot be used, or fails, `EngineAbsent` has the reason. Main thread only: the
+Their output goes nowhere. Where the library cannot be used, or fails, `EngineAbsent` has the reason. Main thread only: the
 event loop runs while something is measured.
 """
 
@@ -25,18 +26,18 @@ from kvpool.errors import KVPoolError, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.child.process import ChildProcess, ChildTask
-from kvpool.transfer.engine.engine import Engine
+from kvpool.transfer.engine.engine import LIBRARIES, Engine
 from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Ending, Order, Region
 from kvpool_tools.bench.measure import cpu_seconds
 from kvpool_tools.bench.peer.engine_child import BATCHES, LIBRARY, OWNER, READER, READS, command_of
 from kvpool_tools.bench.peer.node import EXTENTS, HOST, JOBS_MAX, LONG_S, THREADS, WORD, Node
-from kvpool_tools.bench.peer.owner import BEGIN, END, PORTS, STAGE, engine_settings, wait_until_serving
+from kvpool_tools.bench.peer.owner import BEGIN, END, PORTS, PULLER, STAGE, engine_settings, wait_until_serving
 
 LIBRARY_WAYS = {"TransferEngine, batches": BATCHES, "TransferEngine, single reads": READS}
-KVPOOL = "kvpool over TransferEngine"
-ENGINE_WAYS = (*LIBRARY_WAYS, KVPOOL)
+KVPOOL = {library: f"kvpool over {title}" for library, title in LIBRARIES.items()}
+ENGINE_WAYS = (*LIBRARY_WAYS, KVPOOL["mooncake"])
 # To make and fill an owner's memory, and to start the library twice.
 START_S = 120.0
 LOOK_S = 0.01
@@ -49,18 +50,24 @@ Value = TypeVar("Value")
 
 
 class EngineAbsent(KVPoolError):
-    """TransferEngine cannot be used here, or has failed."""
+    """The library cannot be used here, or has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """How TransferEngine is used: as the options `peer.rdma_protocol` and `peer.rdma_devices` say it. `reader`: the command of
-    its processes in kvpool. `has_library`: its calls alone are measured too."""
+    """How a library is used: as the options `peer.rdma_protocol` and `peer.rdma_devices` say it. `reader`: the command of its
+    processes in kvpool. `has_library`: calls of TransferEngine alone are measured too."""
 
     protocol: str
     devices: str = ""
+    library: str = "mooncake"
     reader: tuple[str, ...] = field(default_factory=lambda: command_of(READER))
     has_library: bool = True
+
+    @property
+    def title(self) -> str:
+        """The library's name."""
+        return LIBRARIES[self.library]
 
 
 class _OwnerLink:
@@ -73,7 +80,7 @@ class _OwnerLink:
     def __init__(self, process: ChildProcess) -> None:
         self._process = process
 
-    def request(self, stage: r.Stage, timeout_s: float) -> "asyncio.Future[r.Staged]":
+    def request(self, stage: r.AnyStage, timeout_s: float) -> "asyncio.Future[r.Staged]":
         """See `PeerLink`."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[r.Staged] = loop.create_future()
@@ -92,7 +99,7 @@ class _OwnerLink:
                 answered.set_result(r.Staged(*found[1:]))
 
         late = loop.call_later(timeout_s, fail, PeerUnreachable("the owner's process does not answer"))
-        self._process.send_request([STAGE, *astuple(stage)], answer)
+        self._process.send_request([STAGE, stage.KIND, *astuple(stage)], answer)
         return answered
 
 
@@ -105,18 +112,29 @@ class EngineWays:
         self._chunks = len(source.chunks())
         self._pulls = 0
         self._ended: asyncio.Event = asyncio.Event()
-        settings = {"host": HOST, "protocol": choice.protocol, "devices": choice.devices, "ports": PORTS}
+        self._way = KVPOOL[choice.library]
+        settings = {
+            "library": choice.library,
+            "node": "",
+            "host": HOST,
+            "protocol": choice.protocol,
+            "devices": choice.devices,
+            "ports": PORTS,
+        }
         size = self._chunks * source.chunk_bytes
         self._library = [
-            _process(LIBRARY, {**settings, "former_ports": []}, size) for _ in range(2 * choice.has_library)
+            _process(choice, LIBRARY, {**settings, "former_ports": []}, size) for _ in range(2 * choice.has_library)
         ]
         shape = {"chunks": self._chunks, "chunk_bytes": source.chunk_bytes, "command": choice.reader}
-        self._owner = _process(OWNER, {**settings, **shape}, NO_MEMORY)
-        self._engine = Engine(engine_settings(choice.protocol, choice.devices, choice.reader), secrets.SystemRandom())
+        self._owner = _process(choice, OWNER, {**settings, **shape}, NO_MEMORY)
+        self._engine = Engine(
+            engine_settings(choice.library, choice.protocol, choice.devices, choice.reader, node=PULLER),
+            secrets.SystemRandom(),
+        )
         self._transport = EngineTransport(
             self._engine, target.arena, target.index, threads=THREADS, jobs_max=JOBS_MAX, clock=MonotonicClock()
         )
-        self.ways = (*(LIBRARY_WAYS if choice.has_library else ()), KVPOOL)
+        self.ways = (*(LIBRARY_WAYS if choice.has_library else ()), self._way)
         self._loop = asyncio.new_event_loop()
         try:
             self._run(self._start())
@@ -132,7 +150,7 @@ class EngineWays:
     def pull(self, way: str) -> tuple[float, float, float]:
         """Seconds, CPU seconds of both sides, and microseconds to the first extent, 0 where there are none, of one pull of all
         chunks, compared afterwards. Raises EngineAbsent where it fails."""
-        return self._pull_chunks() if way == KVPOOL else self._read_chunks(way)
+        return self._pull_chunks() if way == self._way else self._read_chunks(way)
 
     def _read_chunks(self, way: str) -> tuple[float, float, float]:
         source, target = self._library
@@ -153,8 +171,8 @@ class EngineWays:
         (ends, first_s), seconds, cpu_s = self._timed(self._pull_all, processes, self._owner.facts["pid"])
         failed = {end.fault or end.ending.name for end in ends if end.ending is not Ending.DONE}
         if failed:
-            raise EngineAbsent(f"{KVPOOL} failed: {', '.join(sorted(failed))}")
-        self._compare(KVPOOL, self._target.chunks())
+            raise EngineAbsent(f"{self._way} failed: {', '.join(sorted(failed))}")
+        self._compare(self._way, self._target.chunks())
         return seconds, cpu_s, first_s * 1e6
 
     async def _pull_all(self) -> tuple[list[ChunkEnd], float]:
@@ -201,7 +219,7 @@ class EngineWays:
         )
         job = self._transport.submit(order)
         if not job:
-            raise EngineAbsent(f"{KVPOOL}: a pull was refused")
+            raise EngineAbsent(f"{self._way}: a pull was refused")
         return job, self._pulls
 
     async def _first_extent(self, begun_s: float) -> float:
@@ -232,7 +250,7 @@ class EngineWays:
         try:
             return self._loop.run_until_complete(task)
         except (asyncio.TimeoutError, ConnectionError) as error:
-            raise EngineAbsent(str(error) or f"TransferEngine did not end within {START_S:g} s") from error
+            raise EngineAbsent(str(error) or f"{self._way} did not end within {START_S:g} s") from error
         finally:
             task.cancel()  # after Ctrl-C it has not ended
 
@@ -260,8 +278,9 @@ class EngineWays:
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
-def _process(role: str, settings: dict[str, Any], memory_bytes: int) -> ChildProcess:
-    task = ChildTask(f"TransferEngine's {role}", command_of(role), start_s=START_S, hang_s=LONG_S)
+def _process(choice: EngineChoice, role: str, settings: dict[str, Any], memory_bytes: int) -> ChildProcess:
+    # An owner answers after a library that hangs was given up here.
+    task = ChildTask(f"{choice.title}'s {role}", command_of(role), start_s=START_S, hang_s=2 * LONG_S)
     return ChildProcess(task, settings, memory_bytes, random=secrets.SystemRandom(), on_change=lambda: None)
 
 
@@ -278,7 +297,7 @@ async def _ask(process: ChildProcess, *request: object) -> list[Any]:
     process.send_request(request, answer)
     found = await answered
     if found is None:
-        raise EngineAbsent(f"a process of TransferEngine has ended: {process.error}")
+        raise EngineAbsent(f"a process of the library has ended: {process.error}")
     return found
 
 
@@ -286,4 +305,4 @@ def _cpu_s(pids: Sequence[int]) -> float:
     try:
         return time.process_time() + sum(cpu_seconds(pid) for pid in pids)
     except ProcessLookupError as error:
-        raise EngineAbsent(f"a process of TransferEngine has ended: {error}") from error
+        raise EngineAbsent(f"a process of the library has ended: {error}") from error

@@ -1,7 +1,8 @@
-"""Owner's side of kvpool over TransferEngine: a node in a process of its own, with its event loop and its reader's process.
+"""Owner's side of kvpool over TransferEngine or NIXL: a node in a process of its own, with event loop and library process.
 
     puller → owner: [number, "begin", pull, first, count]    offer chunks; answered by the checksums of their extents
-                    [number, "stage", …]                     the fields of a Stage; answered by those of Staged or Refused
+                    [number, "stage", kind, …]               of a Stage or StageInto its fields; answered by those of Staged or
+                                                             Refused
                     [number, "end", pull]                    the pull is over
 
 A socket pair stands in for the control plane between nodes. Threads: the main one reads requests, the loop's does the rest.
@@ -18,11 +19,12 @@ from typing import Any, TypeVar
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.service import DaemonLink
-from kvpool.transfer.engine.engine import Engine, EngineSettings
+from kvpool.transfer.engine.engine import Engine, EngineSettings, PullingNode
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool_tools.bench.peer.node import EXTENTS, HOST, LONG_S, THREADS, Node
 
 BEGIN, STAGE, END = "begin", "stage", "end"
+OWNER, PULLER = "owner", "puller"
 # The options' defaults: `peer.rdma_ports` and `peer.rdma_buffer`.
 PORTS = (15000, 15999)
 BUFFER_BYTES = 256 << 20
@@ -31,9 +33,13 @@ LOOK_S = 0.01
 Value = TypeVar("Value")
 
 
-def engine_settings(protocol: str, devices: str, command: tuple[str, ...]) -> EngineSettings:
-    """How both sides use TransferEngine."""
-    return EngineSettings(HOST, protocol, devices, PORTS, BUFFER_BYTES, command, hang_s=LONG_S)
+def engine_settings(
+    library: str, protocol: str, devices: str, command: tuple[str, ...], *, node: str
+) -> EngineSettings:
+    """How each side uses the library."""
+    return EngineSettings(
+        HOST, protocol, devices, PORTS, BUFFER_BYTES, library=library, node=node, command=command, hang_s=LONG_S
+    )
 
 
 async def wait_until_serving(engine: Engine) -> None:
@@ -41,7 +47,7 @@ async def wait_until_serving(engine: Engine) -> None:
     deadline = Deadline(LONG_S)
     while not engine.is_serving:
         if engine.process.error or deadline.has_passed():
-            raise ConnectionError(engine.process.error or f"TransferEngine has not begun within {LONG_S:g} s")
+            raise ConnectionError(engine.process.error or f"{engine.settings.title} has not begun within {LONG_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 
@@ -55,7 +61,9 @@ class Owner:
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, daemon=True).start()
         self._engine = Engine(
-            engine_settings(settings["protocol"], settings["devices"], tuple(settings["command"])),
+            engine_settings(
+                settings["library"], settings["protocol"], settings["devices"], tuple(settings["command"]), node=OWNER
+            ),
             secrets.SystemRandom(),
         )
         self._call(self._start())
@@ -66,6 +74,7 @@ class Owner:
             self._checks,
             threads=THREADS,
             bytes_per_s=0,
+            stall_s=LONG_S,
             clock=MonotonicClock(),
         )
         process = self._engine.process.process
@@ -83,12 +92,14 @@ class Owner:
 
     def _take(self, link: DaemonLink, number: int, kind: str, *fields: Any) -> None:
         if kind == STAGE:
-            self._parts.serve(fields[0], r.Stage(*fields), _answering(link, number))
+            record, *values = fields
+            stage = (r.StageInto if record == r.StageInto.KIND else r.Stage)(*values)
+            self._parts.serve(stage.pull, stage, _answering(link, number), puller=PullingNode(PULLER, PULLER, HOST))
         elif kind == BEGIN:
             pull, first, count = fields
             chunks = OfferedChunks(self._node.columns(first, count), EXTENTS, self._node.extent_bytes)
             checks = self._checks(chunks)
-            self._parts.add_offer(pull, "puller", chunks, checks)
+            self._parts.add_offer(pull, PULLER, chunks, checks)
             link.answer(number, [checks])
         else:
             self._parts.drop(*fields)
@@ -116,7 +127,7 @@ def _answering(link: DaemonLink, number: int) -> Callable[[r.Staged | r.Refused]
 
 
 def connect_owner(settings: Mapping[str, Any], _: mmap.mmap) -> Owner:
-    """An owner whose TransferEngine serves. Raises ConnectionError with the reason."""
+    """An owner whose library serves. Raises ConnectionError with the reason."""
     return Owner(settings)
 
 

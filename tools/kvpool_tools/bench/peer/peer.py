@@ -4,6 +4,7 @@
     stream, encrypted  kvpool's own, of which both nodes are in this process, with threads of the native core
     shared memory      kvpool's own between daemons of one host: copies out of the owner's arena, mapped once more
     TransferEngine     calls of the library alone, and kvpool over it, in processes of their own (`engine_ways`)
+    NIXL               kvpool over it, in processes of its own
 
 All go over loopback, with as many connections, threads or pulls at once as the row says; CPU time is of both sides. A round
 takes memcpy, the socket, and every other way in turn, so that disturbances of the machine affect all equally; a ratio is to the
@@ -12,14 +13,14 @@ each pull and compared with the source after it, outside the measured time.
 
 The time to the first extent counts from the call to the first extent of the first chunk, landed and verified.
 
-TransferEngine is an optional package: where it is missing, or fails, its rows are absent and a note has the reason.
+TransferEngine and NIXL are optional packages: where one is missing, or fails, its rows are absent and a note has the reason.
 """
 
 import os
 import select
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -194,23 +195,32 @@ def bench_peer(
     rounds = QUICK_ROUNDS if is_quick else ROUNDS
     sizes = QUICK_SIZES if is_quick else tuple(SIZES)
     steps = len(sizes) * len(STREAMS) * rounds
-    rows, is_absent = [], False
+    rows = []
+    choices = [choice, replace(choice, library="nixl", has_library=False)]
     for streams in STREAMS:
         for name in sizes:
             with ExitStack() as stack:
                 setting = _Setting(SIZES[name], streams, QUICK_BYTES if is_quick else TOTAL_BYTES)
                 stack.callback(setting.close)
                 ways = setting.ways()
-                if not is_absent:
-                    try:
-                        engine = EngineWays(choice, setting.owner, setting.puller, streams=streams)
-                        stack.callback(engine.close)
-                        ways |= dict.fromkeys(engine.ways, engine.pull)
-                    except EngineAbsent as absent:
-                        notes.append(f"rows of TransferEngine are absent: {absent}")
-                        is_absent = True
+                for one in list(choices):
+                    found = _engine_ways(one, setting, stack, notes)
+                    if not found:
+                        choices.remove(one)
+                    ways |= found
                 rows += _measure(setting, name, ways, _Run(rounds, notes, lambda: advance(steps)))
     return rows
+
+
+def _engine_ways(choice: EngineChoice, setting: _Setting, stack: ExitStack, notes: list[str]) -> dict[str, Way]:
+    """The ways of a library; none where it cannot be used, which is noted."""
+    try:
+        engine = EngineWays(choice, setting.owner, setting.puller, streams=setting.streams)
+    except EngineAbsent as absent:
+        notes.append(f"rows of {choice.title} are absent: {absent}")
+        return {}
+    stack.callback(engine.close)
+    return dict.fromkeys(engine.ways, engine.pull)
 
 
 def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> list[dict[str, Any]]:
@@ -240,7 +250,7 @@ def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> l
 
 
 def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: list[float]) -> dict[str, Any]:
-    is_stream, has_extents = way == STREAM, way in (STREAM, ENCRYPTED, SHARED, KVPOOL)
+    is_stream, has_extents = way == STREAM, way in (STREAM, ENCRYPTED, SHARED, *KVPOOL.values())
     return {
         "chunk": name,
         "chunks": setting.chunks,

@@ -190,16 +190,17 @@ def turns(options: Options, asked: Asked, count: bool) -> None:
 @click.option(
     "--rdma-protocol",
     type=click.Choice(["tcp", "rdma"]),
-    help="Use this protocol of TransferEngine (default: rdma where the machine has a device for it, else tcp).",
+    help="Use this protocol of TransferEngine and NIXL (default: rdma where the machine has a device for it, else tcp).",
 )
 @click.option("--rdma-devices", default="", metavar="NAMES", help="Use these RDMA devices, by comma (default: all).")
 @bench_options
 def peer(options: Options, asked: Asked, rdma_protocol: str | None, rdma_devices: str) -> None:
     """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first extent.
 
-    The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it. Both
-    nodes are on this machine and use no daemon; --socket has no meaning here. TransferEngine listens on every address of the
-    host meanwhile. Then the round trips of a pull between two daemons, of which this starts its own.
+    The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it;
+    where NIXL is, kvpool over it. Both nodes are on this machine and use no daemon; --socket has no meaning here. Both
+    libraries listen on every address of the host meanwhile. Then the round trips of a pull between two daemons, of which this
+    starts its own.
     """
     if options.socket is not None:
         fail("peer starts daemons of its own: leave --socket out", EXIT_USAGE)
