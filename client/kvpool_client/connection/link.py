@@ -195,9 +195,8 @@ class Link:
                 continue
             if self._wait(session, min(self._pause_s(), session.reserved_saves.next_expiry_s())):
                 session.end_session("the daemon closed it")
-            elif (
-                session.index.is_taken_over
-            ):  # a process that the ended daemon had forked may have the socket open still
+            elif session.index.is_taken_over:
+                # A process that the ended daemon had forked may have the socket open still.
                 session.end_session("another daemon has taken over its memory")
             else:
                 self._renew(session)
