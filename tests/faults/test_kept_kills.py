@@ -24,7 +24,8 @@ CAPACITY, CHAINS_MAX = "256MiB", 1500  # nothing is evicted
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
     """A daemon whose keeper ends with the test."""
-    with KeptDaemon(tmp_path, **{"dram.capacity": CAPACITY, "dram.prefault": "false"}) as daemon:
+    daemon = KeptDaemon(tmp_path, **{"dram.capacity": CAPACITY, "dram.prefault": "false"})
+    with daemon:
         yield daemon
 
 
