@@ -27,8 +27,10 @@ from kvpool_client.verbs.lease import Lease
 
 # Of chunks that other nodes have, in one lease: each is pulled alone, and a daemon asks a node for so many without waiting.
 PULLS_AT_ONCE = 12
-# Leases ahead that wait for their turn: more than an adapter's threads, each of which has one.
+# Leases ahead that wait for their turn: more than an adapter has threads, each of which has one.
 AHEAD_MAX = 64
+# Threads that ask for them: as many as an adapter has for its loads.
+AHEAD_THREADS = 4
 # States of chunks that a lease left out, or that its connection's end took from it.
 _LEFT_OUT = ("absent", "gone", "disconnected")
 
@@ -42,7 +44,7 @@ class SetLoads:
         """`timeout_s`: the Pool's."""
         self._pool = pool
         self._size = LeaseSize(pool, timeout_s=timeout_s)
-        self._line = JobLine("kvpool-ahead", guard, jobs_max=AHEAD_MAX)
+        self._line = JobLine("kvpool-ahead", guard, jobs_max=AHEAD_MAX, threads=AHEAD_THREADS)
 
     def load(
         self,
@@ -59,10 +61,13 @@ class SetLoads:
         levels = self._pool.probe(names, asks_store=True).copy()
         asked = np.zeros(len(names), np.int64)
         left = np.flatnonzero(levels > 0)
-        if stop.is_set() or deadline.has_passed():
-            found[left], left = "late", left[:0]
         chosen, lease = left[:0], None
         while len(left):
+            if stop.is_set() or deadline.has_passed():
+                found[left] = "late"
+                if lease is not None:
+                    lease.release()
+                break
             if lease is None:
                 chosen = self._choose(levels, left)
                 lease = self._size.acquire_set(names[chosen])
@@ -80,9 +85,6 @@ class SetLoads:
                     levels[again] = self._size.levels_again(names[again], deadline, stop)
                     again = again[levels[again] > 0]
                 left = np.concatenate([left[: len(ahead)], again, left[len(ahead) :]])
-                if stop.is_set() or deadline.has_passed():
-                    found[left] = "late"
-                    break
                 chosen, lease = ahead, following.take()
         answer: list[str] = found.tolist()
         return answer

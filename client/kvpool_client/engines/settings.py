@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvpool.errors import ConfigError, did_you_mean
-from kvpool.socket_path import fault_of_path, find_socket
+from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket
 from kvpool.states import PRIORITY_MAX
 from kvpool_client.arguments import COPY_THREADS_MAX, TIMEOUT_S_MAX, is_text
 
@@ -111,12 +111,18 @@ def read_settings(
         *(f"{name} is no setting{_nearest(name, known)}" for name in map(spelled, given) if name not in known),
     ]
     wrong = {name: kind(values[name]) for name, kind in kinds.items() if name in values and kind(values[name])}
-    found += [f"{spelled(name)} is {values[name]!r:.80}, expected {expected}" for name, expected in wrong.items()]
+    found += [
+        f"{spelled(name) if name in given else SOCKET_VARIABLE} is {values[name]!r:.80}, expected {expected}"
+        for name, expected in wrong.items()
+    ]
     for part, whole in _PARTS:
         if {part, whole} <= kinds.keys() - wrong.keys():
             least, most = (values.get(name, defaults[name]) for name in (part, whole))
             if least > most:  # type: ignore[operator]  # numbers by the check above
-                found.append(f"{spelled(part)} is {least!r}, expected no more than {spelled(whole)}, {most!r}")
+                shown = (
+                    f"{one!r}{'' if name in given else ' by default'}" for name, one in ((part, least), (whole, most))
+                )
+                found.append(f"{spelled(part)} is {next(shown)}, expected no more than {spelled(whole)}, {next(shown)}")
     if found:
         raise ConfigError([where + fault for fault in found])
     return values | {"socket": os.fsdecode(values["socket"])}  # type: ignore[arg-type]  # a path by the check above

@@ -109,9 +109,10 @@ class Settings:
 
 def _value(name: str, text: str) -> str | int | float:
     """What a variable's text stands for."""
-    for kind in (int, float) if name.endswith(("_s", "_mib", "_threads")) else ():
+    if name.endswith(("_s", "_mib", "_threads")):
         with suppress(ValueError):  # the text is none
-            return kind(text)
+            number = float(text)
+            return int(number) if number.is_integer() else number
     return text
 
 

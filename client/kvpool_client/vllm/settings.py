@@ -66,7 +66,8 @@ class Settings:
     @classmethod
     def of(cls, extra: Mapping[str, object]) -> "Settings":
         """The settings in `kv_connector_extra_config`. Raises ConfigError with every fault."""
-        given = {key.removeprefix(PREFIX): value for key, value in extra.items() if key.startswith(PREFIX)}
+        own = (key for key in extra if isinstance(key, str) and key.startswith(PREFIX))
+        given = {key.removeprefix(PREFIX): extra[key] for key in own}
         return cls(**read_settings(cls, given, _OWN, spelled=PREFIX.__add__))
 
     def chunk_tokens_for(self, block_tokens: int, *, has_states: bool = False) -> int:

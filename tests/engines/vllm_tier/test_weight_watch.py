@@ -154,3 +154,46 @@ def test_a_core_without_the_known_scheduler_counts_as_one_with_kv() -> None:
     WeightWatch(core, lambda name, has_kv: seen.append((name, has_kv)))
     core.collective_rpc("update_weights")
     assert seen == [("update_weights", True)]
+
+
+def test_a_reset_that_leaves_old_kv_in_vllm_ends_nothing(daemon: Daemon, start_region: Start, core: Core) -> None:
+    region, keys = _starts(start_region, daemon, core), keys_of(1, 4)
+    assert _serve(region, core, keys)
+    core.manager.usage = 0.5  # a request runs
+    core.collective_rpc("update_weights")
+    region.jobs.drain()  # vLLM's own cache stays, its connector is reset all the same
+    context = region.begin(keys)  # it gets blocks of the old weights
+    assert not region.store(keys, context).is_whole
+    assert not any(region.found(region.begin(), keys))
+    region.end(context)
+    core.manager.usage = 0.0
+    region.jobs.drain()
+    assert _serve(region, core, keys)
+
+
+def test_kv_that_was_loaded_for_no_step_is_old_kv_too(daemon: Daemon, start_region: Start, core: Core) -> None:
+    keys = keys_of(1, 4)
+    assert start_region(daemon).store(keys).is_whole  # by another engine, under the files' weights
+    region = _starts(start_region, daemon, core)
+    context = region.begin(keys)
+    assert region.load(keys, context).is_whole
+    region.end(context)  # aborted before a step; vLLM's region has the rows
+    core.collective_rpc("update_weights")
+    assert not _serve(region, core, keys)
+    assert not any(region.found(region.begin(), keys))
+    region.jobs.drain()
+    assert _serve(region, core, keys)
+
+
+def test_a_function_that_cannot_be_hashed_counts_as_a_change(daemon: Daemon, start_region: Start, core: Core) -> None:
+    region, keys = _starts(start_region, daemon, core), keys_of(1, 4)
+    assert _serve(region, core, keys)
+
+    class Changes:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None:
+            """Of a trainer."""
+
+    assert core.collective_rpc(Changes())
+    assert not _serve(region, core, keys)

@@ -141,6 +141,7 @@ class TierJobs:
         """Have rows filled. The job is finished in any case."""
         job_id, keys = int(job.job_id), tuple(job.keys)
         state = self._state_of(job.req_context)
+        self.weights.has_kv = True  # in vLLM's region, before any step: later requests get it from there
         run = self._guard.call("submit_load", None, self._loading, state, keys, job.chunk_ids)
 
         def end(states: Sequence[str], seconds: float) -> None:
@@ -199,9 +200,16 @@ class TierJobs:
         return taken
 
     def drain(self) -> None:
-        """End every job, and begin an epoch: a reset of vLLM's cache makes stale what is there. Waits about `timeout_s`."""
-        self._epoch = new_epoch()
+        """End every job, and begin an epoch: a reset of vLLM's cache makes stale what is there. Waits about `timeout_s`.
+
+        vLLM asks for it even where its own cache could not be emptied, as requests have blocks of it: after a change of weights
+        new requests get those too, so nothing is loaded or stored until a reset that empties it.
+        """
         self.weights.note_reset()
+        if self._epoch is not None or not self.weights.has_kv:
+            self._epoch = new_epoch()
+        else:
+            LOG.warning("kvpool: this reset has left KV of the weights before in vLLM; %s", _UNTIL_RESET)
         deadline = Deadline(self._settings.timeout_s)
         rows = self._rows
         late = partial(rows.give_up, is_over=False) if rows is not None else None

@@ -16,6 +16,8 @@ from typing import Any
 
 HARMLESS = frozenset(
     {
+        "checkpoint_prepare",
+        "checkpoint_restore",
         "compute_weight_checksums",
         "get_encoder_timing_stats",
         "get_model_inspection",
@@ -28,7 +30,7 @@ HARMLESS = frozenset(
 
 
 class WeightWatch:
-    """See the module. `has_kv`: whether vLLM has computed KV since the last reset of its caches, by the steps it was shown."""
+    """See the module. `has_kv`: whether vLLM has KV that was computed or loaded since the last reset of its caches."""
 
     def __init__(self, core: Any, on_change: Callable[[str, bool], None]) -> None:
         """`core`: vLLM's, None where there is none. `on_change`: called with the name of a call that may have changed weights,
@@ -63,7 +65,7 @@ class WeightWatch:
             try:
                 return function(method, *arguments, **named)
             finally:
-                if method not in HARMLESS:
+                if not (isinstance(method, str) and method in HARMLESS):
                     name = method if isinstance(method, str) else getattr(method, "__qualname__", "a function")
                     self._on_change(name, self.has_kv or self._has_blocks())
 
