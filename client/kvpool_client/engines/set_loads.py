@@ -27,9 +27,10 @@ from kvpool_client.verbs.lease import Lease
 
 # Of chunks that other nodes have, in one lease: each is pulled alone, and a daemon asks a node for so many without waiting.
 PULLS_AT_ONCE = 12
-# Leases ahead that wait for their turn: more than an adapter has threads, each of which has one. And threads that ask for them: as
-# many as an adapter has for its loads.
-AHEAD_MAX, AHEAD_THREADS = 64, 4
+# Leases ahead that wait for their turn: more than an adapter has threads, each of which has one.
+AHEAD_MAX = 64
+# Threads that ask for them: as many as an adapter has for its loads.
+AHEAD_THREADS = 4
 # States of chunks that a lease left out, or that its connection's end took from it.
 _LEFT_OUT = ("absent", "gone", "disconnected")
 
