@@ -176,7 +176,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[SHARES] * 4,
-        *[LATENCY] * 16,
+        *[LATENCY] * 21,
         *[{"requests_per_s", "requests_spread_per_s", "ratio", "ratio_spread", "daemon_cpu_us"}] * 2,
         {"ready_s", "ready_spread_s", "ready_times_floor", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         {

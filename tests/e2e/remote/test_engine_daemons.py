@@ -181,10 +181,18 @@ def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path, library: str) ->
         until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
 
 
-@LIBRARY
-def test_a_node_without_the_library_is_pulled_from_by_the_stream(tmp_path: Path, library: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "of_owner"),
+    [
+        pytest.param("mooncake", "tcp", marks=needs_engine, id="mooncake, none"),
+        pytest.param("nixl", "tcp", marks=needs_nixl, id="nixl, none"),
+        pytest.param("nixl", "rdma", marks=needs_nixl, id="nixl, mooncake"),
+    ],
+)
+def test_a_node_without_the_library_is_pulled_from_by_the_stream(tmp_path: Path, library: str, of_owner: str) -> None:
+    """That has none or the other one, whether it is installed there or not: they have no way in common, which both say."""
     with (
-        engine_daemons(tmp_path, library, owner__peer__transport="tcp") as (owner, here),
+        engine_daemons(tmp_path, library, owner__peer__transport=of_owner) as (owner, here),
         owner.connect() as there,
         here.connect() as pool,
     ):
@@ -259,20 +267,3 @@ def test_what_is_used_is_shown(tmp_path: Path, library: str) -> None:
         assert info["peer_rdma_protocol"] == PROTOCOL
         assert info["peer_rdma_devices"] == DEVICES
         assert info["peer_rdma_buffer_bytes"] == 8 << 20
-
-
-@needs_nixl
-def test_a_node_with_the_other_library_is_pulled_from_by_the_stream(tmp_path: Path) -> None:
-    """Whether its own is installed there or not: they have no way in common, which both say."""
-    with (
-        engine_daemons(tmp_path, "nixl", owner__peer__transport="rdma") as (owner, here),
-        owner.connect() as there,
-        here.connect() as pool,
-    ):
-        serving(here)
-        keys = chain_of(pool, SMALL, CHUNKS)
-        store(there, keys)
-        announced(pool, keys)
-        assert load(pool, keys, SMALL).reason == "complete"
-        stats = here.stats()
-        assert (stats["peer.rdma.pulls"], stats["peer.tcp.pulls"], stats["peer.rdma.refused"]) == (0, 1, 1)

@@ -139,6 +139,13 @@ async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: d
     assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
 
 
+async def _blames_the_puller_and_begins_anew(pair: Pair) -> None:
+    engine = pair.owner.engine
+    assert list(engine._blamed) == [PULLER.peer]
+    pair.owner.follow(Script())
+    await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+
+
 @only_writes
 @pytest.mark.usefixtures("brief_quarantine")
 @pytest.mark.parametrize(
@@ -452,9 +459,7 @@ async def test_a_process_that_dies_blames_whose_write_was_under_way(tmp_path: Pa
         with pytest.raises(Refused) as refusal:
             await written
         assert refusal.value.code == r.RefusalCode.UNWRITTEN
-        assert list(engine._blamed) == [PULLER.peer]
-        pair.owner.follow(Script())
-        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        await _blames_the_puller_and_begins_anew(pair)
         assert {one.fault for one in await pair.pull(pair.order())} == {"other_transport"}
         assert not await pair.here.transport.accepts(pair.order()), "it gets the stream"
         pair.link.puller = PullingNode("here", "key of another", PULLER.host)
@@ -477,9 +482,7 @@ async def test_a_write_that_does_not_begin_blames_its_peer_alone(tmp_path: Path,
         for written in (first, second):
             with pytest.raises(Refused):
                 await written
-        assert list(engine._blamed) == [PULLER.peer]
-        pair.owner.follow(Script())
-        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        await _blames_the_puller_and_begins_anew(pair)
 
 
 @only_writes
@@ -494,9 +497,7 @@ async def test_a_ping_that_was_just_sent_excuses_nobody(tmp_path: Path, library:
         loop.call_later(1.9, lambda: setattr(engine, "_pinged_s", loop.time()))
         with pytest.raises(Refused):
             await written
-        assert list(engine._blamed) == [PULLER.peer]
-        pair.owner.follow(Script())
-        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        await _blames_the_puller_and_begins_anew(pair)
 
 
 @only_writes
