@@ -88,7 +88,7 @@ class Session:
         self.endings = endings
         self._on_end = on_end
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
-        before = (b"", 0) if former is None else (former.epoch, former.welcome.connection)
+        before = (b"", 0) if former is None else (former.welcome.proof, former.welcome.connection)
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name, *before)
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()

@@ -36,8 +36,8 @@ ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and ask
 @dataclass(slots=True, unsafe_hash=True)
 class Hello:
     """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout. `name`:
-    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `former_epoch`, `former_connection`: of the client's last
-    connection, to slots of which it writes nothing any more; empty and 0: there was none."""
+    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `former_proof`, `former_connection`: of the welcome of the
+    client's last connection, to slots of which it writes nothing any more; empty and 0: there was none."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -47,7 +47,7 @@ class Hello:
     layout: list[Any]
     oldest: int = 1
     name: bytes = b""
-    former_epoch: bytes = b""
+    former_proof: bytes = b""
     former_connection: int = 0
 
 
@@ -57,7 +57,8 @@ class Welcome:
     `protocol`: the version that both speak from now on. `remote_bytes`: of the table of other nodes' chunks, whose descriptor
     is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share. `connection`: the number
     of this one, which none has before or after it while the memory is kept. `life`: of the daemons that have the arena one
-    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none."""
+    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none.
+    `proof`: what this client alone gets, by which it proves later that the connection was its own."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -75,6 +76,7 @@ class Welcome:
     has_store: bool = False
     connection: int = 0
     life: int = 0
+    proof: bytes = b""
 
 
 @dataclass(slots=True, unsafe_hash=True)

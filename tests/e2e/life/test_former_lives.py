@@ -19,7 +19,11 @@ import pytest
 
 import kvpool_client as kv
 from kvpool import failpoint
+from kvpool.ids import PAGE_BYTES
 from kvpool.layouts.share import Share
+from kvpool.server.keeping.own_keeper import OwnKeeper
+from kvpool.tiers.dram.kept.book import PLACE_BYTES
+from kvpool.tiers.dram.kept.keeper import BOOK
 from tests.rigs.daemon import SMALL, spawn, wait_connected, wait_until
 from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
@@ -30,7 +34,7 @@ SIZE = SMALL.chunk_bytes
 WITHHELD = "dram_withheld_slots"
 # More than the arena has room for.
 CHAINS = 24
-OPTIONS = {"dram.capacity": "1MiB"}
+OPTIONS = {"dram.capacity": "1MiB", "server.stop_timeout": "0s"}
 # Reserves slots, names them, and copies a layer into them; then on request the rest.
 WRITER = f"""
 import sys
@@ -115,14 +119,22 @@ def _used(daemon: KeptDaemon, offsets: list[int]) -> list[int]:
         ]
 
 
+def _end(daemon: KeptDaemon, by: str) -> None:
+    if by == "kill":
+        daemon.kill()
+    else:
+        assert daemon.stop() == 0
+
+
 @pytest.mark.parametrize("lives", [1, 3])
-def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: KeptDaemon, lives: int) -> None:
+@pytest.mark.parametrize("by", ["kill", "stop"])
+def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: KeptDaemon, lives: int, by: str) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
         writer.send_signal(signal.SIGSTOP)
         try:
             for _ in range(lives):
-                kept.kill()
+                _end(kept, by)
                 kept.start()
                 assert _withheld(kept) == CHAIN
             assert _used(kept, offsets) == []
@@ -137,6 +149,78 @@ def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: K
         assert len(_used(kept, offsets)) == CHAIN
         _say(writer)
     assert kept.problems() == []
+
+
+@pytest.mark.parametrize("by", ["kill", "stop"])
+def test_a_writer_that_the_daemon_has_dropped_keeps_its_slots_in_both_lives(kept: KeptDaemon, by: str) -> None:
+    with spawn(WRITER, kept.socket) as writer:
+        offsets = _offsets_of(writer)
+        writer.send_signal(signal.SIGSTOP)
+        with kept.admin() as admin:
+            (row,) = [row for row in admin.connections()["connections"] if row["pid"] == writer.pid]
+            assert admin.disconnect(row["id"])
+        assert _used(kept, offsets) == [], "it has not hung up"
+        _end(kept, by)
+        kept.start()
+        assert _withheld(kept) == CHAIN
+        assert _used(kept, offsets) == []
+        writer.send_signal(signal.SIGCONT)
+        wait_until(lambda: not _withheld(kept), "its client is back")
+        _say(writer)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "0 disconnected\n"
+        _say(writer)
+
+
+def test_a_writer_that_has_hung_up_leaves_nothing_behind(kept: KeptDaemon) -> None:
+    with spawn(WRITER, kept.socket) as writer:
+        offsets = _offsets_of(writer)
+        writer.kill()
+    wait_until(lambda: not kept.stats()["reservations"], "its connection has ended")
+    _end(kept, "stop")
+    kept.start()
+    assert _withheld(kept) == 0
+    assert len(_used(kept, offsets)) == CHAIN
+
+
+def test_a_damaged_book_is_not_forgotten_while_somebody_that_it_named_may_write(kept: KeptDaemon) -> None:
+    with spawn(WRITER, kept.socket) as writer, kept.connect() as idle:
+        offsets = _offsets_of(writer)
+        wait_connected(idle)
+        writer.send_signal(signal.SIGSTOP)
+        kept.kill()
+        _damage_holders(kept)
+        for _ in range(3):
+            kept.start()
+            assert kept.info()["dram_withheld_slots"] == CHAIN
+            assert kept.info()["dram_withheld_for"].startswith(f"{CHAIN} for good, since a damaged book does not name")
+            (line,) = kept.problems()
+            assert line.startswith(f"former writers: {CHAIN} slots are withheld for good, ")
+            wait_connected(idle)
+            kept.kill()
+        writer.kill()
+        writer.wait()
+    kept.start()
+    assert _withheld(kept) == CHAIN, "nobody knows that it was the one"
+    with kept.connect() as pool:
+        view = _arena(pool)
+        before = [view[offset : offset + SIZE].copy() for offset in offsets]
+        fill(pool, CHAINS)
+        assert all(np.array_equal(view[at : at + SIZE], was) for at, was in zip(offsets, before, strict=True))
+
+
+def _damage_holders(daemon: KeptDaemon) -> None:
+    """Flip a byte of each place for a holder that is not free. REQUIRES: no daemon runs."""
+    keeper = OwnKeeper(daemon.socket, 600)
+    found = keeper.take_memory()
+    keeper.close()
+    (book,) = [descriptor for name, descriptor in found.items() if name.startswith(BOOK)]
+    table = os.pread(book, 100 * PLACE_BYTES, PAGE_BYTES)
+    for at in range(0, len(table), PLACE_BYTES):
+        if any(table[at : at + PLACE_BYTES]):
+            os.pwrite(book, bytes([table[at + 8] ^ 0xFF]), PAGE_BYTES + at + 8)
+    for descriptor in found.values():
+        os.close(descriptor)
 
 
 def test_slots_of_a_writer_that_never_comes_back_are_free_when_it_is_dead(kept: KeptDaemon) -> None:
@@ -196,10 +280,11 @@ def test_nobody_frees_the_slots_of_another_process(kept: KeptDaemon) -> None:
             wait_connected(here)
             assert _withheld(kept) == CHAIN
             for number in range(1, welcome.connection + 1):
-                here._link.session.welcome.epoch = welcome.epoch  # type: ignore[union-attr]
-                here._link.session.welcome.connection = number  # type: ignore[union-attr]
-                here._link.session.end_session("the test says so")  # type: ignore[union-attr]
-                wait_until(lambda: here.epoch not in (b"", welcome.epoch), "it is back")
+                session = here._link.session
+                assert session is not None
+                session.welcome.proof, session.welcome.connection = welcome.proof, number
+                session.end_session("the test says so")
+                wait_until(lambda: here._link.session not in (None, session), "it is back")  # noqa: B023 - called here
             assert _withheld(kept) == CHAIN
         writer.kill()
 

@@ -24,8 +24,8 @@ from typing import Any
 import msgpack
 
 import kvpool_native
-from kvpool.ids import EPOCH_BYTES, PAGE_BYTES
-from kvpool.index.holders import Holder, Process
+from kvpool.ids import PAGE_BYTES, PROOF_BYTES
+from kvpool.index.holders import Holder, Process, unknown_holder
 from kvpool.layout import Layout
 
 MAGIC = b"kvpbook1"
@@ -38,7 +38,7 @@ PLACES_MAX = 1 << 18  # of holders: beyond twice the connections that may be con
 _MARKS = struct.Struct("<QQ")
 _LAST = struct.Struct("<Q")
 _PREFIX = struct.Struct("<II")
-_PLACE = struct.Struct(f"<IIQ{EPOCH_BYTES}sI24x")
+_PLACE = struct.Struct(f"<IIQ{PROOF_BYTES}sI24x")
 _CRC = struct.Struct("<I")
 PLACE_BYTES = _PLACE.size + _CRC.size
 _LIMITS = {"max_str_len": LOG_BYTES, "max_bin_len": LOG_BYTES, "max_array_len": 1 << 16, "max_map_len": 1 << 10}
@@ -66,6 +66,16 @@ class BookContent:
     damaged_holders: int
     last_holder: int
     attempts: int
+
+    @property
+    def writers(self) -> tuple[Holder, ...]:
+        """Whoever may be writing: `holders`, and an unknown one where places are damaged."""
+        return (*self.holders, unknown_holder(self.last_holder + 1)) if self.damaged_holders else self.holders
+
+    @property
+    def first_unused(self) -> int:
+        """The lowest number that was nobody's, `writers` included."""
+        return self.last_holder + 1 + (self.damaged_holders > 0)
 
 
 class Book:
@@ -108,7 +118,7 @@ class Book:
             raise BookFull
         place = self._free.pop()
         process = holder.process
-        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.epoch, holder.user)
+        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.proof, holder.user)
         self._write(packed + _CRC.pack(kvpool_native.crc32c(packed)), PAGE_BYTES + place * PLACE_BYTES)
         if holder.number > self._last_holder:
             self._last_holder = holder.number
@@ -217,7 +227,7 @@ def _holders(table: bytes) -> Iterator[Holder | None]:
     """What the places have that are not free; None: a damaged one."""
     for at in range(0, len(table) - PLACE_BYTES + 1, PLACE_BYTES):
         packed = table[at : at + _PLACE.size]
-        number, pid, start, epoch, user = _PLACE.unpack(packed)
+        number, pid, start, proof, user = _PLACE.unpack(packed)
         if table[at : at + PLACE_BYTES].count(0) != PLACE_BYTES:
             is_whole = _CRC.unpack_from(table, at + _PLACE.size)[0] == kvpool_native.crc32c(packed)
-            yield Holder(number, Process(pid, start), epoch, user) if is_whole else None
+            yield Holder(number, Process(pid, start), proof, user) if is_whole else None

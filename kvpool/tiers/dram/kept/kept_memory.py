@@ -97,7 +97,7 @@ class KeptMemory:
                 os.close(descriptor)
             self._drop([name for name in found if name not in kept])
         if self.former is not None:
-            self.first_holder = self.former.book.last_holder + 1
+            self.first_holder = self.former.book.first_unused
         if self.reason:
             log.info("dram begins empty: %s", self.reason)
         return self.former

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvpool.ids import PAGE_BYTES
-from kvpool.index.holders import Holder, Process
+from kvpool.index.holders import Holder, Process, unknown_holder
 from kvpool.tiers.dram.kept import book as books
 from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempt, read_book
 from tests.rigs.daemon import SMALL
@@ -147,6 +147,25 @@ def test_flipped_bits_are_never_another_entry(book: Book) -> None:
             assert found.damaged_holders >= len(expected.holders) - len(found.holders)
         os.pwrite(book.descriptor, clean[bit // 8 : bit // 8 + 1], bit // 8)
     assert 0 < refused < 1000
+
+
+def test_a_damaged_place_is_an_unknown_writer_of_a_number_of_its_own(book: Book) -> None:
+    book.enter_holder(_holder(3))
+    book.enter_holder(_holder(9))
+    book.mark_complete()
+    assert read_book(book.descriptor).first_unused == 10
+    for at in (PAGE_BYTES, PAGE_BYTES + PLACE_BYTES):
+        os.pwrite(book.descriptor, b"\xff", at + 8)
+        content = read_book(book.descriptor)
+        assert content.writers == (*content.holders, unknown_holder(10))
+        assert content.first_unused == 11
+    assert content.holders == ()
+    another = Book(HEAD, PLACES, content.first_unused - 1)
+    for holder in content.writers:
+        another.enter_holder(holder)
+    another.mark_complete()
+    assert read_book(another.descriptor).writers == content.writers
+    another.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * PAGE_BYTES, os.urandom(3 * PAGE_BYTES), b"kvpbook1" + b"\xff" * 8192])
