@@ -139,6 +139,7 @@ def test_another_geometry_is_a_cold_start_that_frees_the_old_memory_first(
     _run(_life(keeper), _save_both)
     keeper.calls.clear()
     caplog.set_level(logging.INFO)
+    caplog.clear()
     life = _life(keeper, option)
     assert keeper.kept == {}
     assert keeper.calls[:1] == ["take"]
