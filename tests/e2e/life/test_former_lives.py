@@ -4,6 +4,7 @@ Slots that a client may still write are used for nothing until it has stopped; a
 another chunk; what a client has mapped stays.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool import failpoint
+from kvpool.errors import KVPoolError
 from kvpool.ids import PAGE_BYTES
 from kvpool.layouts.share import Share
 from kvpool.server.keeping.own_keeper import OwnKeeper
@@ -58,6 +60,43 @@ with kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=30.0) a
     input()
 """
 
+# The first process: starts the daemon, kills it when it is asked to, and starts the next one.
+INIT = """
+trap 'kill -KILL $daemon' USR1
+while :; do
+    "$@" & daemon=$!
+    while kill -0 $daemon 2> /dev/null; do wait $daemon; done
+done
+"""
+UNSHARED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSEEN = f"{CHAIN} of processes in another PID namespace: whether they have ended is not seen, their return frees them"
+
+
+class UnseeingDaemon(KeptDaemon):
+    """One kvpoold after another in one PID namespace, with its keeper; it ends with the namespace."""
+
+    def command(self) -> list[str]:
+        """See `Daemon`."""
+        return [*UNSHARED, "bash", "-c", INIT, "init", *super().command()]
+
+    def __exit__(self, *given: object) -> None:
+        super().kill()
+        super().__exit__(*given)
+
+    def kill_and_start(self) -> None:
+        """SIGKILL, and the next life."""
+        assert self.process is not None
+        life, parent = int(self.info()["dram_life"]), self.process.pid
+        (init,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        os.kill(int(init), signal.SIGUSR1)
+
+        def has_begun() -> bool:
+            with contextlib.suppress(KVPoolError, OSError):
+                return self.info()["dram_life"] == life + 1
+            return False
+
+        wait_until(has_begun, "the next life serves")
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
@@ -73,6 +112,13 @@ def unverified(tmp_path: Path) -> Iterator[KeptDaemon]:
     daemon = KeptDaemon(tmp_path, **OPTIONS, **{"dram.verify": "cold"})
     with daemon:
         yield daemon
+
+
+@pytest.fixture
+def may_unshare() -> None:
+    """Skips where no namespace may be made."""
+    if os.geteuid() != 0 or subprocess.run([*UNSHARED, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no right to make a PID namespace")
 
 
 def _offsets_of(writer: "subprocess.Popen[str]") -> list[int]:
@@ -287,6 +333,30 @@ def test_nobody_frees_the_slots_of_another_process(kept: KeptDaemon) -> None:
                 wait_until(lambda: here._link.session not in (None, session), "it is back")  # noqa: B023 - called here
             assert _withheld(kept) == CHAIN
         writer.kill()
+
+
+@pytest.mark.usefixtures("may_unshare")
+def test_an_unseen_writer_frees_its_own_slots_by_its_return_and_nobody_elses(tmp_path: Path) -> None:
+    daemon = UnseeingDaemon(tmp_path, **OPTIONS)
+    with daemon, spawn(WRITER, daemon.socket) as writer, daemon.connect() as another:
+        offsets = _offsets_of(writer)
+        with daemon.admin() as admin:
+            assert {row["pid"] for row in admin.connections()["connections"] if row["role"] == "engine"} == {0}
+        writer.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            daemon.kill_and_start()
+            wait_until(lambda: another.connected, "another unseen client is back")
+            assert _withheld(daemon) == CHAIN
+            assert daemon.info()["dram_withheld_for"] == UNSEEN
+            assert daemon.problems() == []
+        assert _used(daemon, offsets) == []
+        writer.send_signal(signal.SIGCONT)
+        wait_until(lambda: not _withheld(daemon), "its client is back")
+        assert len(_used(daemon, offsets)) == CHAIN
+        _say(writer)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "0 disconnected\n"
+        _say(writer)
 
 
 def test_a_save_under_way_is_declined_and_writes_nothing_more(kept: KeptDaemon) -> None:
