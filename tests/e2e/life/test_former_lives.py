@@ -92,7 +92,7 @@ class UnseeingDaemon(KeptDaemon):
 
         def has_begun() -> bool:
             with contextlib.suppress(KVPoolError, OSError):
-                return self.info()["dram_life"] == life + 1
+                return bool(self.info()["dram_life"] == life + 1)
             return False
 
         wait_until(has_begun, "the next life serves")
