@@ -36,7 +36,7 @@ SIZE = SMALL.chunk_bytes
 WITHHELD = "dram_withheld_slots"
 # More than the arena has room for.
 CHAINS = 24
-OPTIONS = {"dram.capacity": "1MiB", "server.stop_timeout": "0s"}
+OPTIONS = {"dram.capacity": "1MiB", "server.stop": "keep", "server.stop_timeout": "0s"}
 # Reserves slots, names them, and copies a layer into them; then on request the rest.
 WRITER = f"""
 import sys
