@@ -37,7 +37,7 @@ for line in sys.stdin:
     epoch = pool.epoch
     print("writes", flush=True)
     while pool.epoch == epoch:
-        number += 1
+        number = (number + 1) % 2000  # token ids have 32 bits
         keys = pool.keys(np.arange(CHAIN * HUGE.chunk_tokens) + 1_000_000 * number)
         with pool.save(keys, from_=noise) as save:
             for layer in range(HUGE.layers):
