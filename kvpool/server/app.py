@@ -214,8 +214,8 @@ class App:
 
         writing = None
         if why_written := self._why_written(server.stop, pool.kept):
-            if daemon.config.ssd.path:
-                log.info("the SSD tier gets what dram alone has: %s", why_written)
+            if pool.has_lower_tier:
+                log.info("a lower tier gets what dram alone has: %s", why_written)
             writing = begin_demotion(daemon.config.stop_timeout)
         extended = Deadline(EXTEND_EVERY_S, self._clock)  # no probe does it any more
         while pool.is_busy and not deadline.has_passed():

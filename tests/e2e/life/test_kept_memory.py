@@ -337,7 +337,7 @@ def test_a_stop_that_its_store_does_not_outlive_writes_everything_down(stored: S
     _fill(stored)
     assert stored.stop() == 0
     assert (
-        "the SSD tier gets what dram alone has: systemd may not outlive this stop with it: it is no restart"
+        "a lower tier gets what dram alone has: systemd may not outlive this stop with it: it is no restart"
         in stored.log()
     )
     assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory with systemd, durable: yes" in stored.log()
