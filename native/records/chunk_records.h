@@ -176,6 +176,8 @@ class ChunkRecords {
   [[nodiscard]] const KeptRegion& region() const noexcept { return *kept_; }
   // Entries of the arena's runs; nullptr where records are not kept.
   [[nodiscard]] KeptRun* runs() const noexcept { return kept_ ? kept_->runs() : nullptr; }
+  // For what the eviction policy learns; likewise.
+  [[nodiscard]] uint8_t* learned() const noexcept { return kept_ ? kept_->learned() : nullptr; }
   // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so.
   void copy_for_child(), forget_copy() noexcept { copy_.reset(); }
   void use_copy() noexcept;
