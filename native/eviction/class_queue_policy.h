@@ -3,8 +3,7 @@
 // A chunk's class says how often it was used (1, 2, 3-4, 5 and more), and what kind of chain the request had that used it last
 // (chain_kind_of): twenty queues. What a class is worth at an age is learned (SurvivalModel). What is evicted is remembered,
 // eight times as many chunks as the tier holds (GhostTable), or a chunk that comes again would be new each time.
-// Where the oldest first would do better (PolicyDuel), it does that. What was learned and is remembered may outlive the process; each
-// life holds a duel of its own.
+// Where the oldest first would do better (PolicyDuel), it does that. All of that may outlive the process.
 //
 // What it is not: a judge of priorities. Threads: the control thread only.
 #pragma once

@@ -133,7 +133,8 @@ struct ChunkList {
 
 class ChunkRecords {
  public:
-  explicit ChunkRecords(uint32_t capacity);
+  // In zeroed memory for so many that lives as long; private memory where that is nullptr.
+  explicit ChunkRecords(uint32_t capacity, ChunkRecord* memory = nullptr);
   // In a zeroed region, which is made one of `shape`; private memory where there is none.
   ChunkRecords(std::shared_ptr<const Mapping> kept, const KeptShape& shape);
   ChunkRecords(const ChunkRecords&) = delete;

@@ -224,6 +224,55 @@ TEST(ghosts_of_another_table_are_remembered_as_far_as_they_may_be) {
   }
 }
 
+// A duel in memory of its own, as it would be found after a kill.
+struct KeptDuel {
+  static constexpr uint32_t CHUNKS = 64;
+
+  explicit KeptDuel(uint64_t seed) : memory(PolicyDuel::bytes(CHUNKS) / sizeof(ChunkRecord)), duel(CHUNKS, judge, HashSeed{{seed, seed}}, at(memory)) {
+    std::memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(ChunkRecord));
+  }
+  static PolicyDuel::Memory* at(std::vector<ChunkRecord>& memory) { return reinterpret_cast<PolicyDuel::Memory*>(memory.data()); }
+  // Requests of which some come again soon, others late.
+  void use(std::mt19937_64 random, int requests) {
+    for (int request = 0; request < requests; ++request) {
+      const uint64_t prompt = random() % 4 == 0 ? random() % 6 : 100 + random() % 40;
+      duel.note_uses(chain_of(1 + 100 * prompt, 1 + random() % 9, prompt < 6 ? 0 : 1), CHUNKS, now += SECOND);
+    }
+  }
+
+  const ByQueue judge;
+  std::vector<ChunkRecord> memory;
+  PolicyDuel duel;
+  uint64_t now = 0;
+};
+
+TEST(a_duel_goes_on_where_another_was_killed_and_from_nothing_where_its_memory_is_damaged) {
+  std::mt19937_64 random(kvpool::testing::seed());
+  for (int trial = 0; trial < 100; ++trial) {
+    KeptDuel former(random());
+    former.use(random, static_cast<int>(random() % 300));
+    KeptDuel next(random());
+    next.now = former.now;
+    next.duel.restore(*KeptDuel::at(former.memory));
+    EXPECT(next.duel.is_by_age() == former.duel.is_by_age());
+    for (auto flipped = former.memory; bool turn : {false, true}) {
+      auto* const bytes = reinterpret_cast<uint8_t*>(flipped.data());
+      for (uint64_t flips = turn ? 2000 : 1 + random() % 16; flips > 0; --flips) {
+        bytes[random() % (flipped.size() * sizeof(ChunkRecord))] ^= static_cast<uint8_t>(1U << random() % 8);
+      }
+      KeptDuel other(random());
+      other.now = former.now;
+      other.duel.restore(*KeptDuel::at(flipped));
+      other.use(random, 100);
+    }
+    random.discard(1000);
+    former.use(random, 300);
+    next.use(random, 300);
+    // By worth only about: what had been moved beside its child stands by its own last use again.
+    EXPECT(KeptDuel::at(former.memory)->scores[0].oldest_hits == KeptDuel::at(next.memory)->scores[0].oldest_hits);
+  }
+}
+
 TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {
   const LruPolicy by_age;
   PolicyShadow shadow(100, by_age);
