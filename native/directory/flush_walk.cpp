@@ -24,7 +24,7 @@ FlushWalk::FlushWalk(Directory& directory, const std::optional<std::vector<Names
 
 bool FlushWalk::can_go(RecordId id) const noexcept {
   const ChunkRecord& record = directory_.records_[id];
-  return !record.first_child.valid() && record.is_free() && record.last_access_ns < before_ns_ && is_chosen(record.owner);
+  return !record.first_child.valid() && record.is_listed() && record.last_access_ns < before_ns_ && is_chosen(record.owner);
 }
 
 bool FlushWalk::advance(size_t limit) noexcept {
@@ -49,7 +49,7 @@ bool FlushWalk::advance(size_t limit) noexcept {
     ++result_.chunks;
     result_.bytes += directory_.chunk_bytes(directory_.records_[id]);
     ++directory_.stats_.flushed_chunks;
-    directory_.remove_idle(id);
+    directory_.remove_subtree(id);
     --limit;
   }
   return true;

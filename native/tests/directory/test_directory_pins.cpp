@@ -110,6 +110,23 @@ TEST(a_check_changes_nothing_about_who_goes_next) {
   EXPECT(tiers.is_sound());
 }
 
+TEST(a_flush_takes_what_is_read_for_a_copy_below_and_the_copy_is_not_kept) {
+  Tiers tiers(4, 16);
+  EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
+  const Hold pin = tiers.memory.directory.pin_unsaved(64, WriteOrder::COLDEST);
+  EXPECT(pin.chunks == 4);
+  EXPECT(flush(tiers.memory.directory, std::nullopt, UINT64_MAX).chunks == 4);
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.memory.directory.stats().zombies == 4);
+  for (uint64_t id = 1; id <= 4; ++id) {
+    EXPECT(!tiers.memory.directory.place_of(key_of(id)));
+  }
+  EXPECT(tiers.memory.directory.unpin(pin.id));
+  EXPECT(tiers.memory.directory.stats().zombies == 0);
+  EXPECT(tiers.memory.store({11, 12, 13, 14}) == 4);
+  EXPECT(tiers.is_sound());
+}
+
 TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ended) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
