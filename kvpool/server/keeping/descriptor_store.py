@@ -58,6 +58,10 @@ class DescriptorStore:
         if unsent:
             raise KeeperFault("systemd did not take a message")
 
+    def forsake(self) -> bool:
+        """See `Keeper`: there is one service manager."""
+        return False
+
 
 def has_store(environment: Mapping[str, str]) -> bool:
     """Whether the service manager keeps as many descriptors as there may be."""
