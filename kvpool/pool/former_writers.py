@@ -102,13 +102,17 @@ class FormerWriters:
         if self._next is not None:
             self._next.cancel()
 
-    def note_return(self, proof: bytes, number: int, *, pid: int, user: int) -> None:
-        """A process of a user has connected, and says that it has stopped what it wrote as connection `number`. Believed of a
-        connection of its own alone: those that cannot be seen from here all have the same pid."""
-        holder = self._holders.get(number)
-        if holder is None or holder.is_unknown or (holder.process.pid, holder.user) != (pid, user):
-            return
-        if hmac.compare_digest(holder.proof, proof) and self._release([holder]):
+    def note_return(self, former: Iterable[tuple[int, bytes]], *, pid: int, user: int) -> None:
+        """A process of a user has connected, and says that it has stopped what it wrote as these connections: their numbers and
+        proofs. Believed of its own alone: those that cannot be seen from here all have the same pid."""
+        stopped = []
+        for number, proof in former:
+            holder = self._holders.get(number)
+            if holder is None or holder.is_unknown or (holder.process.pid, holder.user) != (pid, user):
+                continue
+            if hmac.compare_digest(holder.proof, proof):
+                stopped.append(holder)
+        if stopped and self._release(stopped):
             self._on_room()
 
     def report(self) -> dict[str, int | str]:
@@ -139,6 +143,11 @@ class FormerWriters:
             return ["former writers: nothing is withheld, and holders are known"]
         slots = self._slots_of_unknown()
         return [f"former writers: {slots} slots are withheld {FOR_GOOD}"] if slots else []
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Those that are not proven to have stopped, and have slots."""
+        return list(self._holders.values())
 
     @property
     def _named(self) -> dict[int, Holder]:

@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-HOLDERS_FOR_EACH = 2  # connection that may be open: those of former lives whose writers may still write count, too
+HOLDERS_FOR_EACH = 2  # connection that may be open: one that this side has closed counts until its slots are given back
 _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
@@ -215,16 +215,17 @@ class Pool:
         if self.life_page is None or records is None:
             return
         files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
-        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections)
+        known = 0 if former is None else len(former.book.writers)
+        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections + known)
         for namespace in self.namespaces.all():
             self.kept.note_namespace(namespace)
         if former is not None:
             self.kept.begin_takeover()
             taken = take_over(former, self._directory, self.namespaces, self._clock)
             self.kept.note_taken(f"life {former.number}: {taken.describe()}")
-            for holder in former.book.writers:
-                self.kept.note_holder(holder)
             self.former_writers = self._make_former_writers(former.book.writers)
+            for holder in self.former_writers.holders:
+                self.kept.note_holder(holder)
             self.former_writers.start()
             self._priority_expiry.look()
         self.kept.hand_over()
@@ -270,6 +271,11 @@ class Pool:
         count, is_synced = await demote_all(self._tiering, self._clock, order)
         left = self._directory.count_unsaved()
         return {"chunks": count, "left": left, "durable": is_synced and not left}
+
+    @property
+    def has_lower_tier(self) -> bool:
+        """Whether there is a tier that chunks can be demoted to."""
+        return bool(self._tiering)
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors an engine gets: arena, index, and, where there are such, the table of other nodes' chunks and the

@@ -21,7 +21,7 @@ from kvpool.errors import LayoutMismatch, Refused
 from kvpool.ids import MODEL_BYTES_MAX, PROOF_BYTES, ConnectionId
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
-from kvpool.protocol import versions
+from kvpool.protocol import columns, versions
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection, Handlers
 from kvpool.server.connections.input_budget import InputBudget
@@ -242,9 +242,10 @@ class Daemon:
         layout = Layout.from_wire(hello.layout)
         if layout.group is not None:
             raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
+        ended = columns.unpack_ended(hello.ended)
         self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
         log.debug("engine of model %s connects: %s", hello.model, peer)
-        self._pool.former_writers.note_return(hello.former_proof, hello.former_connection, pid=peer.pid, user=peer.uid)
+        self._pool.former_writers.note_return(ended, pid=peer.pid, user=peer.uid)
         return AcceptedHello(replace(self._welcome(), life=self._pool.life), self._pool.fds())
 
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer, welcome: m.Welcome) -> None:

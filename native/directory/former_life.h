@@ -65,6 +65,7 @@ class FormerLife {
   void visit_records(const std::function<void(uint32_t)>& visit) const;
   [[nodiscard]] const ChunkRecord& record(uint32_t id) const noexcept { return records_[id]; }
   [[nodiscard]] RecordSeal seal(uint32_t id) const noexcept { return kept_.seals()[id]; }
+  [[nodiscard]] const KeptRegion& region() const noexcept { return kept_; }
   [[nodiscard]] uint32_t max_chunks() const noexcept { return kept_.shape().max_chunks; }
   [[nodiscard]] uint64_t generations_end() const noexcept { return generations_end_; }
 

@@ -43,7 +43,11 @@ uint64_t KeptRegion::tokens_offset(const KeptShape& shape) noexcept {
   return round_up(runs_offset(shape) + shape.segments * sizeof(KeptRun), PAGE_BYTES);
 }
 
-uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept { return round_up(tokens_offset(shape) + shape.token_bytes, PAGE_BYTES); }
+uint64_t KeptRegion::learned_offset(const KeptShape& shape) noexcept {
+  return round_up(tokens_offset(shape) + shape.token_bytes, PAGE_BYTES);
+}
+
+uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept { return round_up(learned_offset(shape) + shape.learned_bytes, PAGE_BYTES); }
 
 std::optional<KeptRegion> KeptRegion::read(std::shared_ptr<const Mapping> mapping, const KeptShape& expected) noexcept {
   if (mapping == nullptr || mapping->size() < bytes(expected)) {

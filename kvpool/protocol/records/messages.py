@@ -27,6 +27,7 @@ NO_LEVEL = 0xFF
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 CONNECTION_NAME_BYTES_MAX = 128
+ENDED_MAX = 32  # connections of a process that a Hello names
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
@@ -36,8 +37,8 @@ ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and ask
 @dataclass(slots=True, unsafe_hash=True)
 class Hello:
     """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout. `name`:
-    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `former_proof`, `former_connection`: of the welcome of the
-    client's last connection, to slots of which it writes nothing any more; empty and 0: there was none."""
+    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `ended`: connections of this process that have ended, and
+    to slots of which it writes nothing any more: for each `connection:u32` and `proof` of its welcome, ENDED_MAX at most."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -47,8 +48,7 @@ class Hello:
     layout: list[Any]
     oldest: int = 1
     name: bytes = b""
-    former_proof: bytes = b""
-    former_connection: int = 0
+    ended: bytes = b""
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -98,6 +98,12 @@ class UnseeingDaemon(KeptDaemon):
         wait_until(has_begun, "the next life serves")
 
 
+def _mapped_here(name: str) -> int:
+    """How many different files of this name this process has mapped."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"memfd:{name} " in line]
+    return len({fields[4] for fields in lines})
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
     """A daemon with little memory and a keeper, started."""
@@ -333,6 +339,39 @@ def test_nobody_frees_the_slots_of_another_process(kept: KeptDaemon) -> None:
                 wait_until(lambda: here._link.session not in (None, session), "it is back")  # noqa: B023 - called here
             assert _withheld(kept) == CHAIN
         writer.kill()
+
+
+def test_pools_that_were_closed_while_the_daemon_was_away_leave_nothing_behind(kept: KeptDaemon) -> None:
+    for _ in range(3):
+        with kept.connect() as pool:
+            save = pool.save(
+                pool.keys(tokens_of(0, CHAIN * SMALL.chunk_tokens)), from_=np.zeros((CHAIN, SIZE), np.uint8)
+            )
+            save.layer(0)
+            kept.kill()
+        kept.start()
+        assert _withheld(kept) == CHAIN, "the process goes on, and nobody names what it has stopped"
+        with kept.connect():
+            assert not _withheld(kept)
+
+
+def test_a_process_keeps_nothing_of_a_former_life_mapped(kept: KeptDaemon) -> None:
+    with kept.connect() as pool:
+        for options in ((), ("--set=dram.capacity=2MiB",), ("--set=server.keep_memory=off",)):
+            kept.kill()
+            kept.start(*options)
+            wait_connected(pool)
+            for name in ("kvpool-arena", "kvpool-index"):
+                wait_until(lambda: _mapped_here(name) == 1, f"the former {name} is gone: {options}")  # noqa: B023 - here
+
+
+def test_a_life_for_fewer_connections_is_kept_too(kept: KeptDaemon) -> None:
+    with contextlib.ExitStack() as pools:
+        for _ in range(20):
+            pools.enter_context(kept.connect())
+        kept.kill()
+        kept.start("--set=server.max_connections=8")
+        assert "keeper" in str(kept.info()["dram_kept_by"])
 
 
 @pytest.mark.usefixtures("may_unshare")

@@ -90,8 +90,15 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
     ]
 
 
-def _hello(wire: list[Any], *, model: str = "m", magic: bytes = m.MAGIC, version: int = m.PROTOCOL_VERSION) -> bytes:
-    return m.encode(m.Hello(magic, version, m.ROLE_ENGINE, model, wire), 0)
+def _hello(
+    wire: list[Any],
+    *,
+    model: str = "m",
+    magic: bytes = m.MAGIC,
+    version: int = m.PROTOCOL_VERSION,
+    ended: bytes = b"",
+) -> bytes:
+    return m.encode(m.Hello(magic, version, m.ROLE_ENGINE, model, wire, ended=ended), 0)
 
 
 NO_LAYOUTS: list[list[Any]] = [
@@ -107,7 +114,7 @@ NO_LAYOUTS: list[list[Any]] = [
         for entries in ([], [[1, 1]], [[1, 3]], [[1, 1 << 40]], [[2, 2]], [[1, 2], [1, 2]], [[[1]] * 2])
     ),
 ]
-NESTED = b"\x9b\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00\xc4\x00\x00"
+NESTED = b"\x9a\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00\xc4\x00"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,8 @@ NESTED = b"\x9b\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"
         (LENGTH.pack(3) + b"\x91\x91\x91", "protocol"),
         (_hello([], magic=b""), "protocol"),
         (_hello([], version=-1), "version"),
+        (_hello(SMALL.to_wire(), ended=b"x" * 21), "protocol"),
+        (_hello(SMALL.to_wire(), ended=b"x" * 20 * (m.ENDED_MAX + 1)), "protocol"),
         (_hello(SMALL.to_wire(), model="m" * 513), "model"),
         *((_hello(wire), "layout") for wire in NO_LAYOUTS),
         (LENGTH.pack(len(NESTED)) + NESTED, "layout"),

@@ -124,8 +124,7 @@ def test_nobody_speaks_for_another_process(other: str, process: Process) -> None
     world = World({5: 3}, {5: process, 6: process})
     proofs = {"proof": proof_of(6), "short": proof_of(5)[:15], "none": b""}
     world.writers.note_return(
-        proofs.get(other, proof_of(5)),
-        6 if other == "number" else 5,
+        [(6 if other == "number" else 5, proofs.get(other, proof_of(5)))],
         pid=process.pid + (other == "pid"),
         user=USER + (other == "user"),
     )
@@ -139,35 +138,42 @@ def test_a_process_that_cannot_be_seen_has_not_ended_and_frees_its_own_by_its_re
     assert world.writers.report()["dram_withheld_for"] == (
         "9 of processes in another PID namespace: whether they have ended is not seen, their return frees them"
     )
-    world.writers.note_return(proof_of(1), 1, pid=0, user=USER)
+    world.writers.note_return([(1, proof_of(1))], pid=0, user=USER)
     assert world.slots.slots == {2: 3, SEVERAL: 4}
-    world.writers.note_return(proof_of(2), 2, pid=0, user=USER)
+    world.writers.note_return([(2, proof_of(2))], pid=0, user=USER)
     assert (world.slots.slots, world.writers.report()) == ({}, {})
 
 
 def test_a_client_that_is_back_frees_what_it_wrote_alone() -> None:
     world = World({5: 3, 7: 1}, {5: HERE, 7: HERE})
-    world.writers.note_return(proof_of(5), 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.forgotten, world.rooms) == ({7: 1}, [5], 1)
-    world.writers.note_return(proof_of(5), 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert world.rooms == 1, "once"
-    world.writers.note_return(proof_of(7), 7, pid=HERE.pid, user=USER)
+    world.writers.note_return([(7, proof_of(7))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, sorted(world.forgotten), world.rooms) == ({}, [5, 7], 2)
     assert world.writers.verify() == []
 
 
+def test_connections_are_named_together() -> None:
+    world = World({5: 3, 7: 1, 9: 2}, {5: HERE, 7: HERE, 9: HERE})
+    named = [(4, proof_of(4)), (5, proof_of(5)), (7, proof_of(6)), (9, proof_of(9))]
+    world.writers.note_return(named, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, sorted(world.forgotten), world.rooms) == ({7: 1}, [5, 9], 1)
+
+
 def test_what_several_wrote_is_free_when_the_last_writer_has_stopped() -> None:
     world = World({SEVERAL: 4}, {5: HERE, 7: HERE})
-    world.writers.note_return(proof_of(5), 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.rooms) == ({SEVERAL: 4}, 0)
-    world.writers.note_return(proof_of(7), 7, pid=HERE.pid, user=USER)
+    world.writers.note_return([(7, proof_of(7))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.rooms) == ({}, 1)
 
 
 def test_a_writer_that_no_book_has_had_ended_unless_the_book_is_damaged() -> None:
     assert World({9: 1, SEVERAL: 1}, {}).slots.slots == {}
     damaged = World({9: 1, 5: 1, SEVERAL: 1}, {5: HERE}, unknown=11)
-    damaged.writers.note_return(proof_of(5), 5, pid=HERE.pid, user=USER)
+    damaged.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert damaged.slots.slots == {9: 1, SEVERAL: 1}
     assert damaged.forgotten == [5], "the unknown one goes on into the next book"
     why = "for good, since a damaged book does not name who wrote them: a start without kept memory frees them"
@@ -190,7 +196,7 @@ def test_an_unknown_writer_is_forgotten_where_nothing_is_withheld_for_it(slots: 
 def test_nobody_speaks_for_an_unknown_writer() -> None:
     world = World({11: 1, SEVERAL: 1}, {}, unknown=11)
     for user in (0, USER):
-        world.writers.note_return(bytes(16), 11, pid=0, user=user)
+        world.writers.note_return([(11, bytes(16))], pid=0, user=user)
     assert world.slots.slots == {11: 1, SEVERAL: 1}
 
 

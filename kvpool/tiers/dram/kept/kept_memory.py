@@ -25,7 +25,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.index.holders import Holder, process_of
 from kvpool.index.namespaces import Namespace
-from kvpool.tiers.dram.kept.book import Book, BookFull, note_attempts, revoke_book
+from kvpool.tiers.dram.kept.book import PLACES_MAX, Book, BookFull, note_attempts, revoke_book
 from kvpool.tiers.dram.kept.former import ColdStart, FormerMemory, Terms, files_in_book, find_former, lives_in, terms_of
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, Keeper, KeeperFault, name_of
 from kvpool.tiers.dram.kept.life_page import LifePage
@@ -165,7 +165,7 @@ class KeptMemory:
             "since_ns": self._since_ns,
         }
         try:
-            self._book = Book(head, places, self.first_holder - 1)
+            self._book = Book(head, min(places, PLACES_MAX), self.first_holder - 1)
         except (OSError, BookFull) as error:
             self.end(f"there is no memory for its book: {error}")
             return
@@ -280,9 +280,12 @@ class KeptMemory:
             self._drop([*self._names_of(self.life), *self._lasting])
         self.is_kept = False
 
-    def keeps_through(self, *, is_restart: bool) -> bool:
-        """Whether this life's memory outlives a stop, which a service manager may have announced as a restart."""
-        return self.is_kept and self._keeper is not None and self._keeper.keeps_through(is_restart=is_restart)
+    def why_it_may_end(self, *, is_restart: bool) -> str:
+        """Why this life's memory may not outlive a stop; see `Keeper`."""
+        if self._keeper is None or not self.is_kept:
+            return f"nobody keeps it: {self.why_unkept or 'not yet'}"
+        reason = self._keeper.why_it_may_end(is_restart=is_restart)
+        return f"{self._keeper.name} may not outlive this stop with it: {reason}" if reason else ""
 
     @property
     def keeper_name(self) -> str:
@@ -310,10 +313,13 @@ class KeptMemory:
     def _drop(self, names: list[str]) -> None:
         if self._keeper is None or not names:
             return
+        name = self._keeper.name  # which the process has no more when it does not answer
         try:
             self._keeper.drop_memory(names)
         except KeeperFault as error:
-            log.warning("%s may still have memory of an earlier life: %s", self._keeper.name, error)
+            log.warning(
+                "%s may still have memory of this daemon or an earlier one, which its end frees: %s", name, error
+            )
             self._is_forsaken = self._keeper.forsake()
 
 
