@@ -89,9 +89,17 @@ class Pool:
         plans = plan_tiers(config, kinds)
         self.geometry = plan_geometry(config.dram, plans.further_entries, plans.region)
         self.kept = KeptMemory(None, b"", clock) if kept is None else kept
-        former = self.kept.take_memory(config, self.geometry)
-        resident_bytes = 0 if former is None else former.resident_bytes
-        check_memory_fits(config.dram, plans.further_entries, upper=plans.region, resident_bytes=resident_bytes)
+        former = self.kept.find_memory(config, self.geometry)
+        check_fits = partial(
+            check_memory_fits,
+            config.dram,
+            plans.further_entries,
+            upper=plans.region,
+            resident_bytes=0 if former is None else former.resident_bytes,
+        )
+        check_fits(freed_bytes=self.kept.bytes_to_drop)  # or a start that is refused would cost what is kept
+        self.kept.drop_unused()
+        check_fits()  # what was dropped is free now
         self._dram = DramTier(
             self.geometry,
             config.dram,
@@ -212,8 +220,9 @@ class Pool:
         for namespace in self.namespaces.all():
             self.kept.note_namespace(namespace)
         if former is not None:
+            self.kept.begin_takeover()
             taken = take_over(former, self._directory, self.namespaces, self._clock)
-            self.kept.note_taken(taken.describe())
+            self.kept.note_taken(f"life {former.number}: {taken.describe()}")
             self.former_writers = self._make_former_writers(former.book.writers)
             for holder in self.former_writers.holders:
                 self.kept.note_holder(holder)

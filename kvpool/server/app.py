@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import kvpool_native
@@ -37,7 +38,7 @@ from kvpool.server.keeping.keeper_watch import watch_keeper
 from kvpool.server.keeping.own_keeper import OwnKeeper
 from kvpool.server.operators import Operators
 from kvpool.server.signals import Signals
-from kvpool.server.start_checks import read_secret
+from kvpool.server.start_checks import addresses_in_use, read_secret
 from kvpool.tiers.dram.kept.kept_memory import KeptMemory
 from kvpool.units import format_size
 
@@ -52,6 +53,12 @@ START_S = 90.0  # what a service manager gives a start
 EARLY_ENDS_MAX = 5
 # A stop after which the unit's manager begins the next life: its memory would be given up if the service stayed down.
 EXIT_RESTART = 128 + signal.SIGINT
+
+
+def _leave(kept: KeptMemory, listener: LocalSocket) -> None:
+    """End before serving."""
+    kept.give_attempt_back()
+    listener.abandon()
 
 
 class App:
@@ -100,7 +107,10 @@ class App:
             if not await self._wait_after(listener):
                 is_clean = True
                 return
+            if taken := [*addresses_in_use(self._config)]:
+                raise OSError("; ".join(taken))  # before anything that is kept is dropped
             kept = self._find_kept(listener)
+            self._signals.end_at_once(partial(_leave, kept, listener))
             pool = Pool(self._config, self._clock, [*KINDS, *(fleet.plan_tier for fleet in self._fleets)], kept)
             try:
                 await self._run_pool(pool, listener, started_ns)

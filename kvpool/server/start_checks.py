@@ -12,14 +12,18 @@ from pathlib import Path
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.clock import MonotonicClock
 from kvpool.config.config import Config, read_config
 from kvpool.errors import ConfigError
+from kvpool.keys import domain_key, domain_tag
 from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, fault_of_socket_place
 from kvpool.pool.lower_tiers import plan_tiers
 from kvpool.server.connections.local_socket import bound_name
 from kvpool.server.descriptor_room import descriptor_limit, plan_descriptors
-from kvpool.server.keeping.own_keeper import SUFFIX
+from kvpool.server.keeping.choice import reason_against
+from kvpool.server.keeping.own_keeper import SUFFIX, OwnKeeper
 from kvpool.server.listeners import fault_of_address, listens_at
+from kvpool.tiers.dram.kept.kept_memory import KeptMemory
 from kvpool.tiers.dram.memory_room import free_huge_bytes
 from kvpool.tiers.dram.numa import check_numa
 from kvpool.tiers.dram.tier import check_memory_fits, plan_geometry
@@ -67,14 +71,22 @@ def lacks_that_refuse(config: Config) -> Iterator[str]:
     """What this machine lacks at this moment, without which no daemon would serve."""
     if is_running(config):
         return
-    plans = plan_tiers(config)
+    plans, found = plan_tiers(config), _kept_memory(config)
     try:
-        if not listens_at(
-            config.server.socket + SUFFIX
-        ):  # a keeper has the memory, and gives it up where it does not fit
-            check_memory_fits(config.dram, plans.further_entries, upper=plans.region)
+        check_memory_fits(
+            config.dram,
+            plans.further_entries,
+            upper=plans.region,
+            resident_bytes=found.resident_bytes,
+            freed_bytes=found.bytes_to_drop,
+        )
     except MemoryError as error:
         yield str(error)
+    yield from addresses_in_use(config)
+
+
+def addresses_in_use(config: Config) -> Iterator[str]:
+    """Addresses of the configuration that this machine lacks, or that another process has. REQUIRES: no daemon serves there."""
     named = [*config.events.endpoints, ("server.metrics", str(config.server.metrics or ""))]
     if config.peer.is_used:
         named += [("peer.listen", str(config.peer.listen)), ("peer.stream", str(config.peer.stream))]
@@ -97,6 +109,8 @@ def lacks_that_degrade(config: Config) -> Iterator[str]:
         needed = plan_geometry(config.dram, plan_tiers(config).further_entries).arena_bytes
         if free_huge_bytes() < needed:
             yield f"dram.huge_pages is hugetlb, and {free_huge_bytes()} bytes of {needed} are reserved and free"
+    if not is_running(config) and (reason := _kept_memory(config).why_dropped):
+        yield f"a start drops the memory that a keeper has, and dram begins empty: {reason}"
     yield from filter(None, [*(plan.examine() for plan in plan_tiers(config).all), config.store.lack, config.peer.lack])
 
 
@@ -104,6 +118,34 @@ def is_running(config: Config) -> bool:
     """Whether a daemon serves at the configuration's socket: it has the memory that another start would look for. Nothing is
     connected, which it would log."""
     return listens_at(bound_name(config.server.socket))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the keeper process of a socket has, as a start would find it: bytes of an arena to take over, and bytes to drop, and
+    why."""
+
+    resident_bytes: int = 0
+    bytes_to_drop: int = 0
+    why_dropped: str = ""
+
+
+def _kept_memory(config: Config) -> _Found:
+    server = config.server
+    if not listens_at(server.socket + SUFFIX):
+        return _Found()
+    keeper = OwnKeeper(server.socket, None)
+    tag = domain_tag(domain_key(read_secret(server.domain_secret_file)))
+    kept = KeptMemory(keeper, tag, MonotonicClock(), why_cold=reason_against(server))
+    try:
+        geometry = plan_geometry(config.dram, plan_tiers(config).further_entries, plan_tiers(config).region)
+        former = kept.find_memory(config, geometry)
+        return _Found(0 if former is None else former.resident_bytes, kept.bytes_to_drop, kept.reason)
+    except OSError as error:
+        return _Found(why_dropped=str(error))
+    finally:
+        kept.leave_found()
+        keeper.close()
 
 
 def _faults_of_start(config: Config) -> Iterator[str]:

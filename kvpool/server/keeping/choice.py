@@ -41,7 +41,7 @@ def choose_keeper(
     """The keeper of a process. `passed`: what its service manager has started it with."""
     store, own = DescriptorStore(manager, passed), OwnKeeper(server.socket, server.keep_for)
     is_managed = manager.is_there or environment.get(MAIN_PROCESS_VARIABLE) == str(pid)
-    reason = _reason_against(server)
+    reason = reason_against(server)
     chosen: DescriptorStore | OwnKeeper | None = None
     if not reason:
         if server.keep_memory != "keeper" and manager.is_there and has_store(environment) and store.has_room():
@@ -60,7 +60,8 @@ def choose_keeper(
     return Choice(chosen, reason)
 
 
-def _reason_against(server: ServerConfig) -> str:
+def reason_against(server: ServerConfig) -> str:
+    """Why nobody may keep the memory of such a daemon, whoever is there; empty for no reason."""
     if server.keep_memory == "off":
         return "server.keep_memory is off"
     if server.staging_bytes:
@@ -80,6 +81,7 @@ def _drop_left(keeper: DescriptorStore | OwnKeeper) -> None:
         log.warning(
             "%s is not used, and may still have memory of an earlier daemon, which its end frees: %s", name, error
         )
+        keeper.forsake()
     else:
         if isinstance(keeper, OwnKeeper) and not keeper.pid:
             keeper.remove_place()

@@ -83,6 +83,10 @@ class DescriptorStore:
         if names:
             self._manager.wait_read(READ_S)  # the memory is free then; one that is slower does it later
 
+    def forsake(self) -> bool:
+        """See `Keeper`: there is one service manager."""
+        return False
+
 
 def has_store(environment: Mapping[str, str]) -> bool:
     """Whether the service manager keeps as many descriptors as there may be."""

@@ -137,6 +137,8 @@ def _send(client: socket.socket, answer: str, descriptors: "list[int] | None" = 
     )
     try:
         client.sendmsg([answer.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except ConnectionError:
+        return True  # it has gone: what it has asked for before that is still read
     except OSError:
         return False
     return True

@@ -1,7 +1,8 @@
 """Keeper watch: notices that the keeper process has ended while the daemon runs, and has another one keep the memory.
 
     kept ──its end──► waits AGAIN_S ──► another is started and given everything ──► kept
-                           └── that failed: again after AGAIN_S
+                      ▲         └── that failed: again after AGAIN_S
+                      └── nobody has it from the start
 
 Control thread only; what waits for the new process runs in an executor.
 """
@@ -29,7 +30,10 @@ class KeeperWatch:
         self._loop = asyncio.get_running_loop()
         self._watched: int | None = None
         self._task: asyncio.Task[None] | None = None
-        self._begin()
+        if kept.is_kept:
+            self._begin()
+        else:
+            self._task = self._loop.create_task(self._give_again())
 
     def stop(self) -> None:
         """Watch no more."""
@@ -55,16 +59,21 @@ class KeeperWatch:
         self._task = self._loop.create_task(self._give_again())
 
     async def _give_again(self) -> None:
+        logged = ""
         while True:
             await asyncio.sleep(self._again_s)
+            if not self._kept.can_be_kept:
+                return  # which was logged when it ended
             if await self._kept.give_again():
                 break
-            log.warning("dram is kept by nobody: %s", self._kept.why_unkept)
+            if logged != self._kept.why_unkept:
+                logged = self._kept.why_unkept
+                log.warning("dram is kept by nobody: %s", logged)
         log.info("dram is kept by %s", self._keeper.name)
         self._task = None
         self._begin()
 
 
 def watch_keeper(keeper: DescriptorStore | OwnKeeper | None, kept: KeptMemory) -> KeeperWatch | None:
-    """A watch over a keeper that can end, of memory that is kept."""
-    return KeeperWatch(keeper, kept) if isinstance(keeper, OwnKeeper) and kept.is_kept else None
+    """A watch over a keeper that can end, of memory that is kept or could not be handed over."""
+    return KeeperWatch(keeper, kept) if isinstance(keeper, OwnKeeper) and kept.can_be_kept else None

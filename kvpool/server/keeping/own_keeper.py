@@ -50,7 +50,10 @@ def _fault_of_other(path: str, uid: int) -> str:
     if uid == os.geteuid():
         return ""
     owner = user_name(uid)
-    return f"the memory that is kept at {path} belongs to user {owner}: `kvpoolctl flush --all` as {owner} or root frees it"
+    return (
+        f"the memory that is kept at {path} belongs to user {owner}: `kvpoolctl flush --all` as {owner} or root frees it, "
+        "or the end of its process"
+    )
 
 
 class OwnKeeper:
@@ -59,18 +62,21 @@ class OwnKeeper:
     def __init__(
         self,
         socket_path: str,
-        keep_s: float,
+        keep_s: float | None,
         busy_s: float = BUSY_S,
         *,
         fault_of_user: Callable[[str, int], str] = _fault_of_other,
     ) -> None:
-        """`keep_s`: for how long it keeps memory without a daemon; `busy_s`: how long the end of another one's connection is
-        waited for. `fault_of_user`: why the user who serves at a path is not trusted; by default no other one is."""
+        """`keep_s`: for how long it keeps memory without a daemon; None: as long as before; `busy_s`: how long the end of
+        another one's connection is waited for. `fault_of_user`: why the user who serves at a path is not trusted; by default
+        no other one is."""
         self._path = socket_path + SUFFIX
         self._keep_s = keep_s
         self._busy_s = busy_s
         self._fault_of_user = fault_of_user
         self._connection: socket.socket | None = None
+        self._silent: socket.socket | None = None  # a connection that was not answered as it should
+        self._may_start = True
         self.pid = 0
 
     def __repr__(self) -> str:
@@ -88,21 +94,37 @@ class OwnKeeper:
 
     def take_memory(self) -> dict[str, int]:
         """See `Keeper`."""
-        if self._connection is None and not self._connect_in_time():
+        self._may_start = self._connection is None and not self._connect_in_time()
+        if self._may_start:
             return {}
         answer, descriptors = self._ask("take")
         return dict(zip(answer[1:], descriptors, strict=True))
 
     def give_memory(self, name: str, descriptor: int) -> None:
-        """See `Keeper`."""
-        if self._connection is None and not self._connect():
+        """See `Keeper`. A process is started where none was found, and not in the place of one that may have had files."""
+        if self._connection is None and not (self._may_start and self._connect()):
+            if not self._may_start:
+                raise KeeperGone("it has ended")
             self._start()
+            self._may_start = False
         self._ask(f"give {name}", descriptor)
 
     def drop_memory(self, names: Collection[str]) -> None:
         """See `Keeper`."""
         if names and (self._connection is not None or self._connect()):
             self._ask(" ".join(["drop", *names]))
+
+    def forsake(self) -> bool:
+        """See `Keeper`. A process that does not answer ends as soon as it goes on; nobody finds it before."""
+        if self._silent is not None:
+            with contextlib.suppress(OSError):  # it has ended, or left this connection
+                self._silent.setblocking(False)
+                self._silent.send(b"hello 0")
+        self.close()
+        with contextlib.suppress(OSError):  # there is none, or another user's
+            os.unlink(self._path)
+        self._may_start = True
+        return True
 
     @property
     def descriptor(self) -> int | None:
@@ -111,9 +133,16 @@ class OwnKeeper:
 
     def close(self) -> None:
         """Leave it: it ends where it has nothing, else after its time."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection, self.pid = None, 0
+        for connection in (self._connection, self._silent):
+            if connection is not None:
+                connection.close()
+        self._connection, self._silent, self.pid = None, None, 0
+
+    def _leave_silent(self) -> None:
+        """Not connected any more, for `forsake` or `close`."""
+        left, self._connection = self._connection, None
+        self.close()
+        self._silent = left
 
     def _connect_in_time(self) -> bool:
         """As `_connect`, but a connection that has not ended yet is waited for: of a daemon that has just left its socket."""
@@ -126,6 +155,7 @@ class OwnKeeper:
 
     def _connect(self) -> bool:
         """Connect to the process; False where there is none. Raises KeeperFault where another one is there."""
+        self.close()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(ANSWER_S)
         try:
@@ -165,11 +195,13 @@ class OwnKeeper:
         if len(answer) != 1 or not answer[0].isdecimal():
             self.close()
             raise KeeperFault(f"{self._path} is served by something else")
-        self._ask(f"hello {int(self._keep_s)}")
+        if self._keep_s is not None:
+            self._ask(f"hello {int(self._keep_s)}")
         self.pid = int(answer[0])
 
     def _start(self) -> None:
         """Start the process. Raises KeeperFault."""
+        assert self._keep_s is not None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -217,7 +249,7 @@ class OwnKeeper:
             self.close()
             raise KeeperGone("it has ended") from error
         except OSError as error:
-            self.close()
+            self._leave_silent()
             raise KeeperFault(f"it does not answer {what}: {error.strerror or 'not in time'}") from error
         descriptors = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
         words = packet.decode("ascii", "replace").split()

@@ -9,7 +9,7 @@ not there. A number that cannot be read does not count. Reserved huge pages are 
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +51,10 @@ def check_memory(
     allow_overcommit: bool,
     root: Path = Path("/"),
     patience_s: float = PATIENCE_S,
+    freed_bytes: int = 0,
 ) -> None:
-    """Check that the memory of a DRAM tier of `capacity` is available. `needed_by`: the bytes that a capacity takes, rising.
+    """Check that the memory of a DRAM tier of `capacity` is available. `needed_by`: the bytes that a capacity takes, rising;
+    `freed_bytes`: those that the daemon gives back before it takes any.
 
     Raises MemoryError with the numbers and the largest capacity that fits. Waits up to `patience_s` for other processes to give
     memory back: after the daemon was killed, engines still have its arena mapped.
@@ -60,7 +62,7 @@ def check_memory(
     needed = needed_by(capacity)
     deadline, never = Deadline(patience_s), threading.Event()
     while True:
-        room = find_room(root)
+        room = find_room(root, freed_bytes)
         if allow_overcommit or room is None or needed <= room.size:
             return
         if needed > room.most or deadline.has_passed():
@@ -86,9 +88,13 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return least
 
 
-def find_room(root: Path) -> MemoryRoom | None:
-    """The smallest room that any source reports; None without a source."""
-    found = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
+def find_room(root: Path, freed_bytes: int = 0) -> MemoryRoom | None:
+    """The smallest room that any source reports, with what is given back; None without a source."""
+    found = [
+        replace(room, size=min(room.size + freed_bytes, room.most))
+        for room in (_of_machine(root), *_of_groups(root))
+        if room is not None
+    ]
     return min(found, key=lambda room: room.size, default=None)
 
 

@@ -183,20 +183,23 @@ def check_memory_fits(
     *,
     upper: kvpool_native.DirectoryGeometry | None = None,
     resident_bytes: int = 0,
+    freed_bytes: int = 0,
 ) -> None:
     """Raises MemoryError where this machine lacks the memory that arena and index need.
 
     `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`. `resident_bytes`: of an
-    arena that is there already.
+    arena that is there already. `freed_bytes`: what the daemon gives back before it takes the memory, of whatever pages.
     """
-    free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
+    free_huge = free_huge_bytes(root) + freed_bytes if config.huge_pages == "hugetlb" else 0
 
     def needed_by(capacity: int) -> int:
         geometry = plan_geometry(replace(config, capacity=capacity), further_entries, upper)
         new_bytes = max(geometry.arena_bytes - resident_bytes, 0)
         return geometry.index_bytes + (0 if new_bytes <= free_huge else new_bytes)
 
-    check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)
+    check_memory(
+        config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root, freed_bytes=freed_bytes
+    )
 
 
 def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -288,18 +289,78 @@ def test_a_flush_does_not_come_back_and_without_a_daemon_the_keeper_ends(start_k
     assert _found(daemon) == 0
 
 
-def test_a_check_beside_kept_memory_asks_for_no_second_one(start_kept: StartKept) -> None:
+def _check(daemon: KeptDaemon, option: str) -> subprocess.CompletedProcess[str]:
+    command = [*daemon.command(), "--check", f"--set={option}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_capacity_that_cannot_fit_is_refused_by_check_and_start_and_costs_nothing(start_kept: StartKept) -> None:
     daemon = start_kept()
     _fill(daemon)
     daemon.kill()
-    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    check = [*daemon.command(), "--check", f"--set=dram.capacity={int(available.split()[1]) * 2}KiB"]
-    assert subprocess.run(check, capture_output=True, check=False, timeout=120).returncode == 0
-    daemon.start("--set=server.keep_memory=off")
-    daemon.kill()
-    refused = subprocess.run(check, capture_output=True, text=True, check=False, timeout=120)
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    too_large = f"dram.capacity={int(total.split()[1]) * 2}KiB"
+    refused = _check(daemon, too_large)
     assert refused.returncode == 2
     assert "dram.capacity" in refused.stderr
+    for _ in range(4):
+        start = [*daemon.command(), f"--set={too_large}"]
+        ended = subprocess.run(start, capture_output=True, text=True, check=False, timeout=120)
+        assert ended.returncode == 1
+        assert "dram.capacity" in ended.stderr
+    daemon.start()
+    assert "from life 1: " in daemon.began()
+    _assert_all_in_dram(daemon)
+
+
+def test_a_check_says_that_a_start_with_another_capacity_begins_empty(start_kept: StartKept) -> None:
+    daemon = start_kept()
+    _fill(daemon)
+    assert "begins empty" not in _check(daemon, "dram.capacity=8MiB").stdout  # it has its memory while it runs
+    daemon.kill()
+    for option, reason in (("dram.capacity=8MiB", "dram.capacity was "), ("server.keep_memory=off", "is off")):
+        checked = _check(daemon, option)
+        assert checked.returncode == 0
+        (line,) = [one for one in checked.stdout.splitlines() if "dram begins empty" in one]
+        assert reason in line
+    assert "begins empty" not in _check(daemon, "dram.capacity=16MiB").stdout
+    daemon.start()
+    _assert_all_in_dram(daemon)
+
+
+def test_an_address_in_use_refuses_a_start_before_anything_is_dropped(start_kept: StartKept) -> None:
+    daemon = start_kept()
+    _fill(daemon)
+    daemon.kill()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for options in ([], ["--set=dram.capacity=8MiB"], ["--set=server.keep_memory=off"], []):
+            start = [*daemon.command(), f"--set=server.metrics={address}", *options]
+            ended = subprocess.run(start, capture_output=True, text=True, check=False, timeout=120)
+            assert ended.returncode == 1
+            assert f"server.metrics {address} cannot be bound" in ended.stderr
+    daemon.start()
+    _assert_all_in_dram(daemon)
+
+
+def test_what_a_keeper_has_that_did_not_answer_a_start_never_comes_back(start_kept: StartKept) -> None:
+    daemon = start_kept()
+    _fill(daemon)
+    left = daemon.keeper_of_running
+    daemon.kill()
+    os.kill(left.pid, signal.SIGSTOP)
+    daemon.start()
+    assert daemon.began() == "empty: it does not answer its connection: not in time"
+    assert daemon.keeper_of_running != left
+    _fill(daemon)
+    with daemon.admin() as admin:
+        admin.flush(None, None, "")
+    os.kill(left.pid, signal.SIGCONT)
+    daemon.wait_keeper_ended(left)
+    daemon.kill()
+    daemon.start()
+    assert "from life 1: 0 chunks" in daemon.began()
+    assert _found(daemon) == 0
 
 
 def test_a_keeper_is_no_part_of_the_daemons_process_group(start_kept: StartKept) -> None:

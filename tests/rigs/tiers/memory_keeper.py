@@ -15,6 +15,7 @@ class MemoryKeeper:
         self.kept: dict[str, int] = {}
         self.calls: list[str] = []
         self.fail_after: int | None = None
+        self.has_another = False
 
     def why_it_may_end(self, *, is_restart: bool) -> str:
         """It outlives restarts alone, as systemd."""
@@ -38,6 +39,14 @@ class MemoryKeeper:
         for name in names:
             if name in self.kept:
                 os.close(self.kept.pop(name))
+
+    def forsake(self) -> bool:
+        """Another one takes its place, without files, and answers."""
+        self.calls.append("forsake")
+        if self.has_another:
+            self.fail_after = None
+            self.close()
+        return self.has_another
 
     def close(self) -> None:
         """Drop all."""

@@ -1,9 +1,11 @@
 """Lives of a pool over one arena: what the next one finds, why it finds nothing, and a death at each step between them."""
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from kvpool.tiers.dram.kept import former, kept_memory
 from kvpool.tiers.dram.kept.book import BookFull
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, LIFE_PAGE, name_of
 from kvpool.tiers.dram.kept.kept_memory import KeptMemory
+from kvpool.tiers.dram.kept.life_page import LifePage
 from tests.rigs.tiers.memory_keeper import MemoryKeeper
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of
@@ -212,6 +215,76 @@ def _die() -> None:
     raise Death
 
 
+def test_starts_that_are_refused_or_ended_before_the_takeover_use_up_no_attempt(
+    keeper: MemoryKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(_life(keeper), _save_both)
+
+    def end_by_signal(life: TieredPool) -> None:
+        life.pool.kept.give_attempt_back()
+        _die()
+
+    for _ in range(2 * former.ATTEMPTS_MAX):
+        _life(keeper)  # refused after its memory was looked at
+        ended = _life(keeper)
+        with monkeypatch.context() as dying:
+            dying.setattr("kvpool.pool.pool.take_over", lambda *_, life=ended: end_by_signal(life))
+            with pytest.raises(Death):
+                _run(ended, _has_both)
+    _run(_life(keeper), _has_both)
+
+
+def test_a_start_that_is_refused_for_its_memory_drops_nothing(
+    keeper: MemoryKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(_life(keeper), _save_both)
+    kept = set(keeper.kept)
+
+    def refuse(*_: object, freed_bytes: int = 0, **__: object) -> None:
+        assert freed_bytes > 0
+        raise MemoryError("it cannot fit")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr("kvpool.pool.pool.check_memory_fits", refuse)
+        with pytest.raises(MemoryError, match="it cannot fit"):
+            _life(keeper, f"dram.capacity={CHUNKS * 8}KiB")
+    assert set(keeper.kept) == kept
+    _run(_life(keeper), _has_both)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
+def test_no_room_to_map_it_is_no_fault_of_the_memory(
+    keeper: MemoryKeeper, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _run(_life(keeper), _save_both)
+    with monkeypatch.context() as full:
+        full.setattr(LifePage, "attach", lambda _: _raise_os_error(number))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            _life(keeper)
+    _run(_life(keeper), _has_both)
+
+
+def _raise_os_error(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("hidden", ["_BOOT_ID", "_PID_NAMESPACE"])
+def test_a_hidden_proc_keeps_nothing_and_refuses_nothing(
+    keeper: MemoryKeeper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, hidden: str
+) -> None:
+    _run(_life(keeper), _save_both)
+    caplog.set_level(logging.INFO)
+    with monkeypatch.context() as hiding:
+        hiding.setattr(former, hidden, tmp_path / "hidden")
+        life = _life(keeper)
+        _run(life, _has_none)
+        assert "cannot be read" in str(life.pool.info()["dram_kept_by"])
+        assert (life.pool.life, life.pool.is_kept) == (0, False)
+    assert caplog.text.count("cannot be read") == 1
+    assert keeper.kept == {}
+    _run(_life(keeper), _has_none)
+
+
 def test_a_distrusted_memory_is_not_taken_over(keeper: MemoryKeeper) -> None:
     _run(_life(keeper), _save_both)
     life = _life(keeper, why_cold="the last 5 lives ended early")
@@ -283,6 +356,39 @@ def test_a_keeper_that_fails_at_any_call_costs_the_next_life_its_start_and_this_
 
     _run(after, look)
     assert is_kept or "dram is not kept" in caplog.text
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+@pytest.mark.parametrize("calls", range(8))
+def test_a_keeper_that_fails_at_a_start_is_followed_by_another_one_with_everything(
+    keeper: MemoryKeeper, calls: int, is_followed: bool
+) -> None:
+    option = [] if is_followed else ["dram.segment=8KiB"]
+    _run(_life(keeper), _save_both)
+    keeper.has_another = True
+    keeper.calls.clear()
+    keeper.fail_after = calls
+    life = _life(keeper, *option)
+
+    async def use(life: TieredPool) -> None:
+        if not life.pool.is_kept:
+            assert life.pool.kept.can_be_kept
+            assert keeper.kept == {}
+            assert await life.pool.kept.give_again()
+        await life.flush()
+        await _has_none(life)
+        assert await life.save(OTHER) == len(OTHER)
+
+    _run(life, use)
+    keeper.fail_after = None
+    assert len(keeper.kept) == 5
+    after = _life(keeper, *option)
+
+    async def look(life: TieredPool) -> None:
+        assert await life.load(CHAIN) == 0  # flushed, whoever had it
+        assert await life.load(OTHER) == len(OTHER)
+
+    _run(after, look)
 
 
 def test_an_arena_that_a_later_life_has_changed_is_not_a_former_lifes(keeper: MemoryKeeper) -> None:

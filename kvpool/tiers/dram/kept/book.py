@@ -201,9 +201,9 @@ def revoke_book(descriptor: int) -> None:
     os.pwrite(descriptor, _MARKS.pack(0, 0), MARKS_AT)
 
 
-def note_attempt(descriptor: int, attempts: int) -> None:
-    """Count a life that begins to read this book, for those after it."""
-    os.pwrite(descriptor, _MARKS.pack(1, attempts + 1), MARKS_AT)
+def note_attempts(descriptor: int, attempts: int) -> None:
+    """So many lives have begun to take over what this book is of, for those after them."""
+    os.pwrite(descriptor, _MARKS.pack(1, attempts), MARKS_AT)
 
 
 def _log_at(places: int) -> int:

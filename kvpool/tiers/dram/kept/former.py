@@ -8,6 +8,7 @@ name: the book says which files are its own by their numbers in the kernel. No b
 Control thread only; waits ENDED_S at most for a process that is ending.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Mapping as Table
@@ -20,7 +21,7 @@ from kvpool.config.config import Config
 from kvpool.ids import PAGE_BYTES
 from kvpool.index.holders import Process, has_ended
 from kvpool.keys import KEY_FORMAT_VERSION
-from kvpool.tiers.dram.kept.book import BadBook, BookContent, note_attempt, read_book
+from kvpool.tiers.dram.kept.book import BadBook, BookContent, read_book
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, name_of
 from kvpool.tiers.dram.kept.life_page import LifePage
 
@@ -31,6 +32,7 @@ ENDED_S = 10.0
 _NEEDED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x0010  # Python has no name for it
 _REFUSED_SEALS = fcntl.F_SEAL_WRITE | _FUTURE_WRITE
+_NO_ROOM = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 Terms = dict[str, int | str | bytes]
@@ -58,7 +60,7 @@ class FormerMemory:
 
 
 def terms_of(config: Config, geometry: kvpool_native.DirectoryGeometry, domain_tag: bytes) -> Terms:
-    """What must be the same in both lives, by name, in the order of looking."""
+    """What must be the same in both lives, by name, in the order of looking. Raises OSError where /proc hides it."""
     return {
         "format": FORMAT,
         "the format of keys": KEY_FORMAT_VERSION,
@@ -89,7 +91,8 @@ def lives_in(found: Table[str, int]) -> list[int]:
 
 
 def find_former(found: Table[str, int], terms: Terms, geometry: kvpool_native.DirectoryGeometry) -> FormerMemory:
-    """The former memory among descriptors by name, which stay the caller's. Raises ColdStart."""
+    """The former memory among descriptors by name, which stay the caller's. Changes nothing. Raises ColdStart, or OSError where
+    this process has no room to map it."""
     if not found:
         raise ColdStart("nothing is kept")
     number, book = _last_whole(found)
@@ -99,9 +102,7 @@ def find_former(found: Table[str, int], terms: Terms, geometry: kvpool_native.Di
     process = Process(*_numbers(book.head.get("process"), 2))
     if not has_ended(process, ENDED_S):
         raise ColdStart(f"the daemon that it is of, process {process.pid}, has not ended within {ENDED_S:g} s")
-    former = _mapped(found, number, book, geometry)
-    note_attempt(found[name_of(BOOK, number)], book.attempts)
-    return former
+    return _mapped(found, number, book, geometry)
 
 
 def _last_whole(found: Table[str, int]) -> tuple[int, BookContent]:
@@ -167,6 +168,8 @@ def _mapped(
         records = kvpool_native.Mapping.attach(descriptors["records"], geometry.records_bytes, False)
         life_page = LifePage.attach(descriptors["life page"])
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
         raise ColdStart(f"its files cannot be mapped: {error}") from error
     if life_page.number > number:  # a life that died behind its hand-over has not put its own there
         raise ColdStart(f"its life page names life {life_page.number}, behind life {number}")

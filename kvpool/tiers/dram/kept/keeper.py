@@ -44,3 +44,7 @@ class Keeper(Protocol):
 
     def drop_memory(self, names: Collection[str]) -> None:
         """Have it forget files; unknown ones are none. Raises KeeperFault."""
+
+    def forsake(self) -> bool:
+        """After a fault: no later life finds what it has, and this one's memory can be given to another keeper instead. False
+        where there is no other one, and it has what it has."""

@@ -1,12 +1,14 @@
 """Kept memory: what of this life outlives it, and what it has of the life before.
 
-    take ──former memory, or a cold start and why──► begin ──namespaces, holders──► hand over ──► kept ──► ended
-                                                                                                  ▲  │ its keeper has gone
-                                                                                                  └──┘ give again
+    find ──former memory, or a cold start and why──► (the start may be refused) ──► drop the rest ──► begin
+     ──namespaces, holders──► hand over ──► kept ──► ended
+                                            ▲  │ its keeper has gone, or does not answer
+                                            └──┘ give again
 
 The former life's files stay with the keeper until all of this life's are there: whoever dies in between has left one whole
-set. From `hand_over` on the life may change the arena, and not before. What cannot be kept costs the next life its start, and
-this one nothing: it is logged once, and shown.
+set. A keeper that cannot be asked is forsaken: another life's memory must not come back after this one. From `hand_over` on the
+life may change the arena, and not before. What cannot be kept costs the next life its start, and this one nothing: it is logged
+once, and shown.
 
 Control thread only. Invariant: while `is_kept`, the keeper has the arena, the life page, and index, records and book of this
 life; every namespace with chunks and every connection that may write is in the book.
@@ -23,12 +25,14 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.index.holders import Holder, process_of
 from kvpool.index.namespaces import Namespace
-from kvpool.tiers.dram.kept.book import PLACES_MAX, Book, BookFull, revoke_book
+from kvpool.tiers.dram.kept.book import PLACES_MAX, Book, BookFull, note_attempts, revoke_book
 from kvpool.tiers.dram.kept.former import ColdStart, FormerMemory, Terms, files_in_book, find_former, lives_in, terms_of
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, Keeper, KeeperFault, name_of
 from kvpool.tiers.dram.kept.life_page import LifePage
 
 log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 512  # of st_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class KeptMemory:
         self._lasting: list[str] = []  # names of the former life's at the keeper
         self._since_ns = 0
         self._why_cold = why_cold
+        self._why_ended = ""  # why nobody is to keep this life's, though there is a keeper
+        self._found: dict[str, int] = {}  # what the keeper has, until `drop_unused`
+        self._former_book: int | None = None  # until the end of `hand_over`
+        self._is_forsaken = False
         self._taken = ""
         self.life = 0
         self.first_holder = 1
@@ -74,33 +82,76 @@ class KeptMemory:
         """Whether there is somebody to keep it."""
         return self._keeper is not None
 
-    def take_memory(self, config: Config, geometry: kvpool_native.DirectoryGeometry) -> FormerMemory | None:
-        """Find the memory of the former life, or drop what does not fit, before any other memory is used."""
-        self.life, found = 1, {}
+    def find_memory(self, config: Config, geometry: kvpool_native.DirectoryGeometry) -> FormerMemory | None:
+        """Find the memory of the former life. Nothing of it is dropped or changed: the start may still be refused. Raises
+        OSError where this process has no room to map it."""
+        self.life = 1
         if self._keeper is None:
             self.reason = self.why_unkept
-        else:
-            try:
-                self._terms = terms_of(config, geometry, self._domain_tag)
-                found = self._keeper.take_memory()
-                self.life = max(lives_in(found), default=0) + 1
-                if self._why_cold and found:
-                    raise ColdStart(self._why_cold)
-                self.former = find_former(found, self._terms, geometry)
-            except (KeeperFault, ColdStart) as error:
-                self.reason = str(error)
-            kept = self._names_of(self.former.number) if self.former is not None else []
-            self._lasting = [name for name in kept if name not in (ARENA, LIFE_PAGE)]
-            for name, descriptor in found.items():
-                if name.startswith(BOOK) and name not in kept:
-                    revoke_book(descriptor)  # its memory goes out of date, even if the keeper should keep it
-                os.close(descriptor)
-            self._drop([name for name in found if name not in kept])
+            return None
+        try:
+            self._terms = terms_of(config, geometry, self._domain_tag)
+        except OSError as error:
+            self._why_ended = f"what a next life must compare cannot be read: {error}"
+        try:
+            self._found = self._keeper.take_memory()
+            self.life = max(lives_in(self._found), default=0) + 1
+            if reason := self._why_ended or (self._found and self._why_cold):
+                raise ColdStart(reason)
+            self.former = find_former(self._found, self._terms, geometry)
+        except KeeperFault as error:
+            self._is_forsaken = True
+            self.reason = str(error)
+        except ColdStart as error:
+            self.reason = str(error)
         if self.former is not None:
             self.first_holder = self.former.book.first_unused
+        return self.former
+
+    def leave_found(self) -> None:
+        """Neither take over nor drop what was found."""
+        for descriptor in self._found.values():
+            os.close(descriptor)
+        self._found = {}
+
+    @property
+    def bytes_to_drop(self) -> int:
+        """Bytes of memory that `drop_unused` frees."""
+        kept = self._names_of_former()
+        sizes = {
+            os.fstat(found).st_ino: os.fstat(found).st_blocks for name, found in self._found.items() if name not in kept
+        }
+        return sum(sizes.values()) * BLOCK_BYTES
+
+    def drop_unused(self) -> None:
+        """Drop what is found and not taken over, before any other memory is used. A keeper that cannot be asked is forsaken."""
+        kept, found = self._names_of_former(), self._found
+        self._lasting = [name for name in kept if name not in (ARENA, LIFE_PAGE)]
+        self._found = {}
+        for name, descriptor in found.items():
+            if name in kept and name.startswith(BOOK):
+                self._former_book = descriptor  # for `begin_takeover`
+                continue
+            if name.startswith(BOOK):
+                revoke_book(descriptor)  # its memory goes out of date, even if the keeper should keep it
+            os.close(descriptor)
+        if self._keeper is not None and self._is_forsaken:
+            self._keeper.forsake()
+        self._drop([name for name in found if name not in kept])
+        if self._why_ended:
+            self._keeper, self.why_unkept = None, self._why_ended
         if self.reason:
             log.info("dram begins empty: %s", self.reason)
-        return self.former
+
+    def begin_takeover(self) -> None:
+        """Count this life among those that may die of what they take over, from now to the end of `hand_over`."""
+        if self._former_book is not None and self.former is not None:
+            note_attempts(self._former_book, self.former.book.attempts + 1)
+
+    def give_attempt_back(self) -> None:
+        """This life ends before the end of `hand_over`, and not of what it takes over. Safe in a signal's handler."""
+        if self._former_book is not None and self.former is not None:
+            note_attempts(self._former_book, self.former.book.attempts)
 
     def begin_life(self, epoch: bytes, files: LifeFiles, places: int) -> None:
         """Begin the book of this life. `places`: how many connections may write at a time."""
@@ -118,7 +169,7 @@ class KeptMemory:
         except (OSError, BookFull) as error:
             self.end(f"there is no memory for its book: {error}")
             return
-        lasting = [] if former is not None else [ARENA, LIFE_PAGE]
+        lasting = [] if former is not None and not self._is_forsaken else [ARENA, LIFE_PAGE]
         own_files = {INDEX: files.index.fd, RECORDS: files.records.fd, BOOK: self._book.descriptor}
         self._given = {ARENA: files.arena.fd, LIFE_PAGE: files.life_page.fd} | {
             name_of(kind, self.life): descriptor for kind, descriptor in own_files.items()
@@ -126,9 +177,8 @@ class KeptMemory:
         self._to_give = [*lasting, *(name_of(kind, self.life) for kind in own_files)]
 
     def note_taken(self, taken: str) -> None:
-        """What was taken over of the former life, on one line."""
-        assert self.former is not None
-        self._taken = f"life {self.former.number}: {taken}"
+        """What was taken over, and of which life, on one line."""
+        self._taken = taken
         log.info("dram goes on from %s", self._taken)
 
     def note_namespace(self, namespace: Namespace) -> None:
@@ -170,21 +220,33 @@ class KeptMemory:
             for name in self._to_give:
                 self._keeper.give_memory(name, self._given[name])
                 failpoint.reach("daemon.keep.given")
-            self._keeper.drop_memory(self._lasting)
+            if not self._is_forsaken:
+                self._keeper.drop_memory(self._lasting)
         except KeeperFault as error:
-            self.end(str(error))
-            return
+            if self._keeper.forsake():
+                log.warning("dram is kept by nobody yet: %s", error)
+                self.note_lost(str(error))
+            else:
+                self.end(str(error))
+        else:
+            self.is_kept = True
         failpoint.reach("daemon.keep.after_drop")
-        self.is_kept, self.former = True, None
+        self._end_takeover()
+
+    def _end_takeover(self) -> None:
+        book, self.former, self._former_book = self._former_book, None, None
+        if book is not None:
+            os.close(book)
 
     async def give_again(self) -> bool:
-        """Have another keeper keep this life's memory, whose keeper has gone; whether it does. Not twice at a time."""
+        """Have another keeper keep this life's memory, whose keeper has gone; whether it does. Not twice at a time. REQUIRES:
+        `can_be_kept`."""
         keeper = self._keeper
-        if keeper is None or self._book is None:
-            return False
+        assert keeper is not None
         try:
             await asyncio.get_running_loop().run_in_executor(None, _give_all, keeper, dict(self._given))
         except KeeperFault as error:
+            keeper.forsake()
             self.note_lost(str(error))
             return False
         if self._book is None:  # it was ended meanwhile
@@ -192,6 +254,11 @@ class KeptMemory:
             return False
         self.is_kept, self._since_ns, self.why_unkept = True, self._clock.now_ns(), ""
         return True
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether this life's memory is kept, or another keeper could have it."""
+        return self._keeper is not None and self._book is not None
 
     def note_lost(self, reason: str) -> None:
         """The keeper has gone, and what it had of this life with it."""
@@ -201,7 +268,8 @@ class KeptMemory:
         """Keep this life's memory no more: what the keeper has is dropped. Logged once."""
         log.warning("dram is not kept for the next start: %s", reason)
         self.drop()
-        self._book, self.former = None, None
+        self._book = None
+        self._end_takeover()
         self.note_lost(reason)
 
     def drop(self) -> None:
@@ -239,6 +307,9 @@ class KeptMemory:
         """The book first: without it the others are nobody's."""
         return [*(name_of(kind, life) for kind in (BOOK, RECORDS, INDEX)), LIFE_PAGE, ARENA]
 
+    def _names_of_former(self) -> list[str]:
+        return [] if self.former is None else self._names_of(self.former.number)
+
     def _drop(self, names: list[str]) -> None:
         if self._keeper is None or not names:
             return
@@ -249,6 +320,7 @@ class KeptMemory:
             log.warning(
                 "%s may still have memory of this daemon or an earlier one, which its end frees: %s", name, error
             )
+            self._is_forsaken = self._keeper.forsake()
 
 
 def _give_all(keeper: Keeper, files: dict[str, int]) -> None:

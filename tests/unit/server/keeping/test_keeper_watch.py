@@ -106,3 +106,44 @@ def test_nothing_is_watched_that_is_not_kept(socket_path: str) -> None:
         assert watch_keeper(None, kept) is None
 
     asyncio.run(live())
+
+
+def test_what_could_not_be_handed_over_is_given_to_another_one(
+    socket_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live() -> None:
+        pool, keeper = _pool(socket_path)
+        with monkeypatch.context() as broken:
+            broken.setattr("kvpool.server.keeping.own_keeper.sys.executable", "/nonexistent")
+            await pool.start()
+        assert not pool.is_kept
+        watch = watch_keeper(keeper, pool.kept)
+        assert watch is not None
+        watch.stop()
+        watch = KeeperWatch(keeper, pool.kept, again_s=0.01)
+        await _until_kept(pool)
+        assert len(keeper.take_memory()) == 5
+        watch.stop()
+        await pool.stop()
+        keeper.close()
+
+    asyncio.run(live())
+
+
+def test_keeping_that_has_ended_is_not_tried_again(socket_path: str) -> None:
+    async def live() -> None:
+        pool, keeper = _pool(socket_path)
+        await pool.start()
+        watch = KeeperWatch(keeper, pool.kept, again_s=0.01)
+        pool.kept.end("its book is full")
+        os.kill(keeper.pid, signal.SIGKILL)
+        while watch._task is None:
+            await asyncio.sleep(0.002)
+        await asyncio.wait_for(watch._task, LOOKS_S)
+        assert not pool.is_kept
+        assert "nobody" in str(pool.info()["dram_kept_by"])
+        watch.stop()
+        await pool.stop()
+        keeper.close()
+
+    asyncio.run(live())

@@ -31,7 +31,7 @@ def keepers(tmp_path: Path) -> Iterator[Keepers]:
     """Makes ends to the keeper of one socket; the process ends with the test."""
     made: list[OwnKeeper] = []
 
-    def make(keep_s: float = LONG_S, busy_s: float = 60.0) -> OwnKeeper:
+    def make(keep_s: float | None = LONG_S, busy_s: float = 60.0) -> OwnKeeper:
         made.append(OwnKeeper(str(tmp_path / "kvpool.sock"), keep_s, busy_s))
         return made[-1]
 
@@ -320,3 +320,61 @@ def test_a_file_in_its_place_is_no_keeper(keepers: Keepers, tmp_path: Path) -> N
 
 def test_no_process_is_believed_to_run_that_was_never_there() -> None:
     assert has_ended(Process(1 << 22))
+
+
+@pytest.mark.parametrize("is_greeted", [True, False])
+def test_a_forsaken_process_is_found_by_nobody_and_ends_when_it_goes_on(
+    keepers: Keepers, monkeypatch: pytest.MonkeyPatch, is_greeted: bool
+) -> None:
+    first, descriptor = keepers(), _file(b"old")
+    first.give_memory("kvpool-arena", descriptor)
+    process = process_of(first.pid)
+    if not is_greeted:
+        first.close()
+    os.kill(process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(own_keeper, "ANSWER_S", 0.1)
+        if first._connection is not None:
+            first._connection.settimeout(0.1)
+        with pytest.raises(KeeperFault, match="does not answer"):
+            first.take_memory()
+    assert first.forsake()
+    second = keepers()
+    assert second.take_memory() == {}
+    second.give_memory("kvpool-arena", descriptor)
+    os.kill(process.pid, signal.SIGCONT)
+    assert has_ended(process, 60.0)
+    os.close(descriptor)
+    second.close()
+    taken = keepers().take_memory()
+    assert list(taken) == ["kvpool-arena"]
+    os.close(taken["kvpool-arena"])
+
+
+def test_a_process_that_has_ended_is_not_replaced_in_the_middle_of_a_hand_over(keepers: Keepers) -> None:
+    keeper, descriptor = keepers(), _file(b"new")
+    keeper.give_memory("kvpool-arena", descriptor)
+    process = process_of(keeper.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    assert has_ended(process, 60.0)
+    for _ in range(2):
+        with pytest.raises(KeeperFault, match="it has "):
+            keeper.give_memory("kvpool-index-1", descriptor)
+    assert keeper.take_memory() == {}
+    keeper.give_memory("kvpool-index-1", descriptor)
+    assert keeper.pid not in (0, process.pid)
+    os.close(descriptor)
+
+
+def test_a_look_changes_no_time(keepers: Keepers) -> None:
+    keeper, descriptor = keepers(1), _file(b"kept")
+    keeper.give_memory("kvpool-arena", descriptor)
+    process = process_of(keeper.pid)
+    keeper.close()
+    os.close(descriptor)
+    look = keepers(None)
+    taken = look.take_memory()
+    look.close()
+    assert list(taken) == ["kvpool-arena"]
+    os.close(taken["kvpool-arena"])
+    assert has_ended(process, 60.0)

@@ -10,7 +10,7 @@ import pytest
 from kvpool.ids import PAGE_BYTES
 from kvpool.index.holders import Holder, Process, unknown_holder
 from kvpool.tiers.dram.kept import book as books
-from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempt, read_book
+from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempts, read_book
 from tests.rigs.daemon import SMALL
 
 PLACES = 5
@@ -82,7 +82,7 @@ def test_each_reader_is_counted(book: Book) -> None:
     book.mark_complete()
     for attempt in range(4):
         assert read_book(book.descriptor).attempts == attempt
-        note_attempt(book.descriptor, attempt)
+        note_attempts(book.descriptor, attempt + 1)
 
 
 def test_a_place_is_used_again_and_one_too_many_is_refused(book: Book) -> None:
