@@ -9,6 +9,8 @@ from typing import NewType
 from kvpool.key_column import KEY_BYTES as KEY_BYTES
 
 EPOCH_BYTES = 16
+# Of what a welcome has for its client alone: who has it was that client.
+PROOF_BYTES = 16
 TOKEN_BYTES = 4
 DURATION_BYTES = 4
 CHECKSUM_BYTES = 4

@@ -3,7 +3,8 @@
 A holder's number is its connection's. It is never given twice while one arena lives, through however many lives of the daemon:
 a slot that a life leaves in a writer's hands names that writer to the next one.
 
-What cannot be proven counts as running: another user's process may be hidden in /proc, and its number used again. Any thread.
+What cannot be proven counts as running: another user's process may be hidden in /proc, and its number used again; a process of
+another PID namespace has no number here (0), and ends unseen. Any thread.
 """
 
 import os
@@ -11,13 +12,16 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvpool.ids import PROOF_BYTES
+
 PROC = Path("/proc")
 _START = 19  # field of /proc/PID/stat behind the command's name
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process by the kernel. `start`: when it began, in ticks since the boot; 0: unknown."""
+    """A process by the kernel. `pid` 0: one that cannot be seen from here. `start`: when it began, in ticks since the boot; 0:
+    unknown."""
 
     pid: int
     start: int = 0
@@ -25,12 +29,22 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of slots: connection `number` of the life `epoch`, of a process of `user`."""
+    """A holder of slots: connection `number`, of a process of `user`, whose welcome had this `proof`."""
 
     number: int
     process: Process
-    epoch: bytes
+    proof: bytes
     user: int
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it stands for writers that nobody can name any more."""
+        return self.proof == bytes(PROOF_BYTES)
+
+
+def unknown_holder(number: int) -> Holder:
+    """What stands for writers whose names are lost. Its number is nobody's."""
+    return Holder(number, Process(0), bytes(PROOF_BYTES), 0)
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process:
@@ -44,6 +58,8 @@ def process_of(pid: int, proc: Path = PROC) -> Process:
 
 def has_ended(process: Process, timeout_s: float = 0.0) -> bool:
     """Whether it is certain that a process of this PID namespace runs no more, with all its threads. Waits for so long."""
+    if not process.pid:
+        return False
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

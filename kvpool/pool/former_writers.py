@@ -1,17 +1,18 @@
 """Former writers: connections of former lives of the daemon, which may still write to slots that were reserved for them.
 
-    WITHHELD ──its process has ended, or has connected again and names the connection──► free
+    WITHHELD ──its process has ended, or has connected again and proves the connection its own──► free
 
 A slot that a life leaves in a writer's hands is used for nothing until that writer has stopped: its process is gone, by
 the kernel, or connects again; a client stops its saves before it does. How many slots one connection may have was bounded
 when they were reserved. What several connections wrote together is withheld until all writers have stopped; what nobody is
-known to have written, in a book that is damaged, for good.
+known to have written, in a book that is damaged, for good: an unknown holder stands for its writers, through all lives.
 
 Control thread only. Invariant: while anything is withheld, a look at the processes is scheduled, and `_holders` has every
-writer that is not proven to have stopped; otherwise neither.
+writer that is not proven to have stopped; otherwise neither. It has an unknown one only while its slots may be withheld.
 """
 
 import asyncio
+import hmac
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -23,6 +24,9 @@ LOOK_S = 5.0
 LOOKED_AT_ONCE = 32
 # In place of a holder's number: the former daemon itself, which has ended; several writers, or nobody in particular.
 DAEMON, SEVERAL = 0, (1 << 32) - 1
+# Why slots stay withheld, for people.
+FOR_GOOD = "for good, since a damaged book does not name who wrote them: a start without kept memory frees them"
+UNSEEN = "of processes in another PID namespace: whether they have ended is not seen, their return frees them"
 
 
 class WithheldShare(Protocol):
@@ -64,24 +68,22 @@ class FormerWriters:
         slots: Withholding,
         holders: Iterable[Holder],
         *,
-        is_book_whole: bool = True,
         forget: Callable[[int], None],
         on_room: Callable[[], None],
     ) -> None:
-        """`holders`: those of former lives. `is_book_whole`: they are all that were there. `forget`: called with the number of
+        """`holders`: those of former lives; unless one is unknown, they are all there were. `forget`: called with the number of
         each that has stopped, or has nothing that matters. `on_room`: called when slots have become free, but not in here.
 
         REQUIRES: the former daemon has ended. Looks at all processes once.
         """
         self._slots = slots
         self._holders = {holder.number: holder for holder in holders}
-        self._is_book_whole = is_book_whole
         self._forget = forget
         self._on_room = on_room
         self._next: asyncio.TimerHandle | None = None
         self._seen = 0  # of `_holders`, in the order of their numbers, up to which one the last look came
         slots.release_withheld(DAEMON)
-        if is_book_whole:  # the connection of another one had ended
+        if not self._has_unknown:  # the connection of another one had ended
             for share in slots.withheld():
                 if share.holder not in self._holders and share.holder != SEVERAL:
                     slots.release_withheld(share.holder)
@@ -100,35 +102,72 @@ class FormerWriters:
         if self._next is not None:
             self._next.cancel()
 
-    def note_return(self, epoch: bytes, number: int, *, pid: int, user: int) -> None:
-        """A process of a user has connected, and says that it has stopped what it wrote as connection `number` of a life.
-        Believed of a connection of its own alone."""
-        holder = self._holders.get(number)
-        if holder is None or (holder.epoch, holder.process.pid, holder.user) != (epoch, pid, user):
-            return
-        if self._release([holder]):
+    def note_return(self, former: Iterable[tuple[int, bytes]], *, pid: int, user: int) -> None:
+        """A process of a user has connected, and says that it has stopped what it wrote as these connections: their numbers and
+        proofs. Believed of its own alone: those that cannot be seen from here all have the same pid."""
+        stopped = []
+        for number, proof in former:
+            holder = self._holders.get(number)
+            if holder is None or holder.is_unknown or (holder.process.pid, holder.user) != (pid, user):
+                continue
+            if hmac.compare_digest(holder.proof, proof):
+                stopped.append(holder)
+        if stopped and self._release(stopped):
             self._on_room()
 
-    def report(self) -> dict[str, int]:
-        """For operators: what is withheld, and for how many connections of former lives; nothing where that is nothing."""
+    def report(self) -> dict[str, int | str]:
+        """For operators: what is withheld, for how many connections of former lives, and why some of it stays so; nothing where
+        that is nothing."""
         rows = self._slots.withheld()
         if not rows:
             return {}
+        stays = [
+            f"{slots} {why}" for slots, why in ((self._slots_of_unknown(), FOR_GOOD), (self._unseen(), UNSEEN)) if slots
+        ]
         return {
             "dram_withheld_slots": sum(share.slots for share in rows),
             "dram_withheld_bytes": sum(share.bytes for share in rows),
-            "dram_former_writers": len(self._holders),
+            "dram_former_writers": len(self._named),
+            **({"dram_withheld_for": "; ".join(stays)} if stays else {}),
         }
 
     def verify(self) -> list[str]:
-        """Broken invariants, one line each."""
-        withheld = {share.holder for share in self._slots.withheld()}
-        if not self._is_book_whole:
-            return []
-        unknown = withheld.difference(self._holders, {SEVERAL})
-        if unknown or (withheld and not self._holders):
-            return [f"former writers: slots are withheld for {sorted(withheld)}, {sorted(self._holders)} are known"]
-        return [] if withheld or not self._holders else ["former writers: nothing is withheld, and holders are known"]
+        """Broken invariants, and what is withheld for good, one line each."""
+        withheld, named = {share.holder for share in self._slots.withheld()}, self._named.keys()
+        if self._has_unknown and withheld <= named:
+            return ["former writers: no slot is an unknown one's, and one is there"]
+        unknown = withheld.difference(named, {SEVERAL})
+        if (unknown and not self._has_unknown) or (withheld and not self._holders):
+            return [f"former writers: slots are withheld for {sorted(withheld)}, {sorted(named)} are known"]
+        if self._holders and not withheld:
+            return ["former writers: nothing is withheld, and holders are known"]
+        slots = self._slots_of_unknown()
+        return [f"former writers: {slots} slots are withheld {FOR_GOOD}"] if slots else []
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Those that are not proven to have stopped, and have slots."""
+        return list(self._holders.values())
+
+    @property
+    def _named(self) -> dict[int, Holder]:
+        return {number: holder for number, holder in self._holders.items() if not holder.is_unknown}
+
+    @property
+    def _has_unknown(self) -> bool:
+        return any(holder.is_unknown for holder in self._holders.values())
+
+    def _slots_of_unknown(self) -> int:
+        """How many nobody can free any more."""
+        named = self._named if self._has_unknown else {*self._named, SEVERAL}
+        return sum(share.slots for share in self._slots.withheld() if share.holder not in named)
+
+    def _unseen(self) -> int:
+        """How many a process alone can free that cannot be seen from here."""
+        unseen = {number for number, holder in self._named.items() if not holder.process.pid}
+        if unseen and not self._has_unknown:
+            unseen.add(SEVERAL)
+        return sum(share.slots for share in self._slots.withheld() if share.holder in unseen)
 
     def _look(self) -> None:
         self._next = None
@@ -157,10 +196,11 @@ class FormerWriters:
         for holder in list(stopped):
             freed += self._slots.release_withheld(holder.number)
             self._drop(holder.number)
-        if not self._holders and self._is_book_whole:
+        if not self._holders:
             freed += self._slots.release_withheld(SEVERAL)
-        if not self._slots.withheld():
-            for number in list(self._holders):
+        withheld, named = {share.holder for share in self._slots.withheld()}, self._named.keys()
+        if withheld <= named:
+            for number in self._holders.keys() - (named if withheld else ()):
                 self._drop(number)
         return freed
 

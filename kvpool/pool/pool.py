@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-HOLDERS_FOR_EACH = 2  # connection that may be open: those of former lives whose writers may still write count, too
+HOLDERS_FOR_EACH = 2  # connection that may be open: one that this side has closed counts until its slots are given back
 _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
@@ -207,26 +207,23 @@ class Pool:
         if self.life_page is None or records is None:
             return
         files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
-        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections)
+        known = 0 if former is None else len(former.book.writers)
+        self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections + known)
         for namespace in self.namespaces.all():
             self.kept.note_namespace(namespace)
         if former is not None:
             taken = take_over(former, self._directory, self.namespaces, self._clock)
             self.kept.note_taken(taken.describe())
-            for holder in former.book.holders:
+            self.former_writers = self._make_former_writers(former.book.writers)
+            for holder in self.former_writers.holders:
                 self.kept.note_holder(holder)
-            self.former_writers = self._make_former_writers(
-                former.book.holders, is_book_whole=not former.book.damaged_holders
-            )
             self.former_writers.start()
             self._priority_expiry.look()
         self.kept.hand_over()
         self.life_page.begin_life(self.kept.life)
 
-    def _make_former_writers(self, holders: Iterable[Holder], *, is_book_whole: bool = True) -> FormerWriters:
-        return FormerWriters(
-            self._directory, holders, is_book_whole=is_book_whole, forget=self.forget_holder, on_room=self._note_room
-        )
+    def _make_former_writers(self, holders: Iterable[Holder]) -> FormerWriters:
+        return FormerWriters(self._directory, holders, forget=self.forget_holder, on_room=self._note_room)
 
     async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
@@ -292,9 +289,9 @@ class Pool:
         """The lowest number of a connection that names nobody of a former life."""
         return self.kept.first_holder
 
-    def note_holder(self, connection: ConnectionId, pid: int, user: int) -> None:
-        """An engine's connection may write from now on, by this process."""
-        self.kept.note_holder(Holder(connection, process_of(pid), self.epoch, user))
+    def note_holder(self, connection: ConnectionId, proof: bytes, *, pid: int, user: int) -> None:
+        """An engine's connection may write from now on, by this process, whose welcome had the proof."""
+        self.kept.note_holder(Holder(connection, process_of(pid), proof, user))
 
     def forget_holder(self, connection: int) -> None:
         """A connection, of this life or a former one, can write no more."""

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from kvpool.errors import ProtocolError
-from kvpool.ids import DURATION_BYTES
+from kvpool.ids import DURATION_BYTES, PROOF_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.packed_numbers import u32_of
 from kvpool.protocol.records import messages as m
@@ -16,6 +16,7 @@ from kvpool.states import KEEP_PRIORITY, PRIORITY_MAX
 NUMBER_BYTES = 8
 COUNT_BYTES = 4
 _KEEP = bytes([KEEP_PRIORITY])
+_ENDED = struct.Struct(f"<I{PROOF_BYTES}s")
 
 
 def keys_of(packed: bytes, *, ranks: int = 1, keys_max: int = m.KEYS_MAX) -> KeyColumn:
@@ -68,6 +69,20 @@ def unpack_numbers(column: bytes, name: str) -> list[int]:
     if len(column) % NUMBER_BYTES or len(column) > NUMBER_BYTES * m.RENEWALS_MAX:
         raise ProtocolError(f"{name} column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
     return list(struct.unpack(f"<{len(column) // NUMBER_BYTES}Q", column))
+
+
+def pack_ended(connection: int, proof: bytes) -> bytes:
+    """One connection of a hello's column of those that have ended: its number and the proof of its welcome."""
+    return _ENDED.pack(connection, proof)
+
+
+def unpack_ended(column: bytes) -> list[tuple[int, bytes]]:
+    """As `pack_ended`, of all of them. Raises ProtocolError."""
+    if len(column) % _ENDED.size or len(column) > m.ENDED_MAX * _ENDED.size:
+        raise ProtocolError(
+            f"ended column has {len(column)} bytes, expected a multiple of {_ENDED.size}, at most {m.ENDED_MAX * _ENDED.size}"
+        )
+    return list(_ENDED.iter_unpack(column))
 
 
 def check_retention_columns(chunks: int, *, ranks: int) -> None:

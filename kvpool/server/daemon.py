@@ -18,10 +18,10 @@ from kvpool import __version__
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.ids import MODEL_BYTES_MAX, ConnectionId
+from kvpool.ids import MODEL_BYTES_MAX, PROOF_BYTES, ConnectionId
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
-from kvpool.protocol import versions
+from kvpool.protocol import columns, versions
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection, Handlers
 from kvpool.server.connections.input_budget import InputBudget
@@ -242,14 +242,18 @@ class Daemon:
         layout = Layout.from_wire(hello.layout)
         if layout.group is not None:
             raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
+        ended = columns.unpack_ended(hello.ended)
         self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
         log.debug("engine of model %s connects: %s", hello.model, peer)
-        self._pool.former_writers.note_return(hello.former_epoch, hello.former_connection, pid=peer.pid, user=peer.uid)
+        self._pool.former_writers.note_return(ended, pid=peer.pid, user=peer.uid)
         return AcceptedHello(replace(self._welcome(), life=self._pool.life), self._pool.fds())
 
-    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer, connection_id: ConnectionId) -> None:
+    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer, welcome: m.Welcome) -> None:
+        connection_id = ConnectionId(welcome.connection)
         try:
             handlers, serve_at_once = self._handlers_of(connection_id, hello, peer)
+            if hello.role == m.ROLE_ENGINE:
+                self._pool.note_holder(connection_id, welcome.proof, pid=peer.pid, user=peer.uid)
         except BaseException:
             self._roster.end_handshake(peer)
             raise
@@ -292,7 +296,6 @@ class Daemon:
             return {}, None
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
-        self._pool.note_holder(connection_id, peer.pid, peer.uid)
         handlers = engine_handlers(self._pool, session, user=user, clock=self._clock)
         return handlers, self._lease_frames.of_session(session)
 
@@ -322,6 +325,7 @@ class Daemon:
             remote_bytes=0 if self._pool.remote_table is None else self._pool.remote_table.size,
             has_store=self._pool.sharing.has_store,
             connection=next(self._next_connection),
+            proof=os.urandom(PROOF_BYTES),
         )
 
     def _info(self) -> dict[str, Any]:
@@ -339,12 +343,16 @@ class Daemon:
             **self.supervision.info(),
         }
 
-    def _on_closed(self, connection_id: ConnectionId) -> None:
+    def _on_closed(self, connection_id: ConnectionId, may_write: bool = False) -> None:
+        """`may_write`: what is reserved for it stays so in this life; the next one looks whether its process has ended."""
         self._roster.remove(connection_id)
         self._input.note_unfinished(connection_id, 0)
         self._counts.open = len(self._roster)
-        self._pool.drop_connection(connection_id)
-        self._pool.forget_holder(connection_id)
+        if may_write:
+            self._pool.end_reading(connection_id)
+        else:
+            self._pool.drop_connection(connection_id)
+            self._pool.forget_holder(connection_id)
 
     def _end_unfinished(self, connection_id: ConnectionId) -> None:
         self._end_connection(connection_id, "its request has been unfinished for the longest time, and too many are")

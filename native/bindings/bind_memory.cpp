@@ -243,8 +243,8 @@ void bind_life_page(nb::module_& module) {
       .def(
           "begin",
           [](const LifePage& page, uint64_t life) {
-            if (!page.is_writable() || life <= page.life()) {
-              throw nb::value_error("the page is mapped read-only, or life is not above the last one");
+            if (!page.is_writable()) {
+              throw nb::value_error("the page is mapped read-only");
             }
             page.begin(life);
           },

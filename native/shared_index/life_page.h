@@ -3,7 +3,7 @@
 // What it is: how readers of an index learn that it is no longer the arena's. An index that its writer has left stands as it was, while
 // a later life that has taken the arena over writes to another index. A life therefore puts its number here before it gives a slot
 // away, and who has read bytes looks here afterwards. What it is not: a sign that a daemon lives.
-// Invariant: numbers rise.
+// Invariant: no number is given twice.
 // Threads: `begin` on the daemon's control thread; the rest from any thread of any process.
 #pragma once
 
@@ -25,7 +25,7 @@ class LifePage {
   [[nodiscard]] uint64_t life() const noexcept { return load_acquire(*word()); }
 
   [[nodiscard]] bool is_writable() const noexcept { return mapping_->is_writable(); }
-  // REQUIRES: is_writable(), life > this->life().
+  // REQUIRES: is_writable(); no life has had the number.
   void begin(uint64_t life) const noexcept { store_release(*word(), life); }
 
  private:

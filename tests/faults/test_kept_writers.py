@@ -1,4 +1,4 @@
-"""A writer that is stopped in the middle of a copy while its daemon dies: nobody gets its slots before it writes no more."""
+"""A writer that is stopped in the middle of a copy while its daemon ends: nobody gets its slots before it writes no more."""
 
 import random
 import signal
@@ -21,6 +21,8 @@ MODEL = {"model": "writers", "revision": "1"}
 # Room for what the writer has and for as much of others'.
 CAPACITY = f"{2 * CHAIN * HUGE.chunk_bytes}B"
 WORK_S_MAX = 0.1
+# Of the daemon's ends; the others are stops.
+KILLED = 0.5
 # Copies chains one after another and commits none, in one life of the daemon; then it waits for a line.
 WRITER = """
 import sys, numpy as np, kvpool_client as kv
@@ -51,14 +53,16 @@ def test_a_stopped_writer_of_a_former_life_writes_to_nobodys_chunk(
 ) -> None:
     dice = random.Random(seed)
     withheld = 0
-    with KeptDaemon(tmp_path, **{"dram.capacity": CAPACITY}) as daemon:
+    options = {"dram.capacity": CAPACITY, "server.stop": "keep", "server.stop_timeout": "0s"}
+    with KeptDaemon(tmp_path, **options) as daemon:
         for number in range(0, kills, 1 if is_ended else kills):
             with spawn(WRITER, daemon.socket) as writer:
                 for again in range(1 if is_ended else kills):
                     _write(writer)
                     let_pass(dice.uniform(0.0, WORK_S_MAX))
-                    withheld += _outlive_a_kill(daemon, writer, number + again, is_ended=is_ended)
-    summary(f"{kills} kills, {withheld} slots withheld after them")
+                    end = daemon.kill if dice.random() < KILLED else daemon.stop
+                    withheld += _outlive(daemon, end, writer, number + again, is_ended=is_ended)
+    summary(f"{kills} ends, {withheld} slots withheld after them")
     assert withheld > 0, "a writer was stopped while it wrote"
 
 
@@ -70,10 +74,12 @@ def _write(writer: "subprocess.Popen[str]") -> None:
     assert writer.stdout.readline() == "writes\n"
 
 
-def _outlive_a_kill(daemon: Daemon, writer: "subprocess.Popen[str]", number: int, *, is_ended: bool) -> int:
-    """Stop the writer, kill the daemon, fill DRAM, have the writer go on or end; how many slots were withheld from others."""
+def _outlive(
+    daemon: Daemon, end: Callable[[], object], writer: "subprocess.Popen[str]", number: int, *, is_ended: bool
+) -> int:
+    """Stop the writer, end the daemon, fill DRAM, have the writer go on or end; how many slots were withheld from others."""
     writer.send_signal(signal.SIGSTOP)
-    daemon.kill()
+    end()
     daemon.start()
     withheld = withheld_slots(daemon)
     with daemon.connect(layout=HUGE, **MODEL) as pool:

@@ -80,6 +80,7 @@ def connection_over(
     failures: list[BaseException] | None = None,
     turns: Turns | None = None,
     times: RequestTimes | None = None,
+    on_closed: Callable[[ConnectionId, bool], None] = lambda *_: None,
 ) -> tuple[Connection, Transport]:
     """A connection that a handler serves, of tickets and of usage, and its transport."""
     connection = Connection(
@@ -88,7 +89,7 @@ def connection_over(
         clock=clock,
         turns=turns or Turns(clock),
         times=times or RequestTimes(VERBS),
-        on_closed=lambda _: None,
+        on_closed=on_closed,
         on_protocol_error=lambda: None,
         on_failed=(failures if failures is not None else []).append,
     )

@@ -185,9 +185,7 @@ class Link:
             session = self.session
             self._endings.end_waiting()
             if session is None:
-                ended = self._session
-                if ended is not None and self._logs_ends:
-                    self._session_log.note_away(ended.end_reason)
+                self._note_away()
                 self._wait(None, self._retry_s)
                 if not self._is_closed:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
@@ -202,6 +200,12 @@ class Link:
                 self._renew(session)
                 self._report(session)
                 self._expire_saves(session)
+
+    def _note_away(self) -> None:
+        # A frame of its own, or the loop's would keep the ended session, and its memory mapped.
+        ended = self._session
+        if ended is not None and self._logs_ends:
+            self._session_log.note_away(ended.end_reason)
 
     def _expire_saves(self, session: Session) -> None:
         # A frame of its own, or the loop's would keep the last save and its engine's memory.

@@ -32,6 +32,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import memory as mm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool_client.connection.ended_connections import add_ended, ended_connections
 from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
 from kvpool_client.connection.reserved_saves import ReservedSaves
@@ -83,13 +84,13 @@ class Session:
     ) -> None:
         """`on_end` is called once, on the thread that ends the session. `endings`: of what its saves and leases leave.
         `welcome_s`: how long to wait for the daemon's welcome, while `is_wanted`. `former`: the Pool's last session, whose
-        saves are stopped: the daemon learns that, and its arena is used on where it is this daemon's too. Raises KVPoolError or
-        OSError, and then leaves nothing open."""
+        arena is used on where it is this daemon's too. Raises KVPoolError or OSError, and then leaves nothing open."""
         self.endings = endings
         self._on_end = on_end
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
-        before = (b"", 0) if former is None else (former.epoch, former.welcome.connection)
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name, *before)
+        self._path = plan.path
+        ended = ended_connections(plan.path)
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name, ended)
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
         # Guarded by _turn: turns of requests, the request that has the turn (or _NO_ANSWER), and on which thread.
@@ -316,6 +317,7 @@ class Session:
             run.cancel()
         with self._state:
             self._saves.difference_update(saves)
+        add_ended(self._path, self.welcome)
 
     def abandon_in_child(self) -> None:
         """In a forked child: close the parent's socket and send nothing. The mappings are not inherited."""

@@ -27,6 +27,7 @@ NO_LEVEL = 0xFF
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 CONNECTION_NAME_BYTES_MAX = 128
+ENDED_MAX = 32  # connections of a process that a Hello names
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
@@ -36,8 +37,8 @@ ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and ask
 @dataclass(slots=True, unsafe_hash=True)
 class Hello:
     """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout. `name`:
-    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `former_epoch`, `former_connection`: of the client's last
-    connection, to slots of which it writes nothing any more; empty and 0: there was none."""
+    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone. `ended`: connections of this process that have ended, and
+    to slots of which it writes nothing any more: for each `connection:u32` and `proof` of its welcome, ENDED_MAX at most."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -47,8 +48,7 @@ class Hello:
     layout: list[Any]
     oldest: int = 1
     name: bytes = b""
-    former_epoch: bytes = b""
-    former_connection: int = 0
+    ended: bytes = b""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -57,7 +57,8 @@ class Welcome:
     `protocol`: the version that both speak from now on. `remote_bytes`: of the table of other nodes' chunks, whose descriptor
     is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share. `connection`: the number
     of this one, which none has before or after it while the memory is kept. `life`: of the daemons that have the arena one
-    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none."""
+    after the other, whose the index is; the last descriptor is the page that says whose the arena is. 0: there is none.
+    `proof`: what this client alone gets, by which it proves later that the connection was its own."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -75,6 +76,7 @@ class Welcome:
     has_store: bool = False
     connection: int = 0
     life: int = 0
+    proof: bytes = b""
 
 
 @dataclass(slots=True, unsafe_hash=True)

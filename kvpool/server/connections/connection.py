@@ -12,7 +12,7 @@ Control thread only. Life of a connection:
       └──bad frame──► DRAINING ──EOF──► CLOSED
 
 In DRAINING input is no longer read as requests, but the socket stays until the peer has closed it: only then is it certain that
-the peer writes no slots that it had reserved.
+the peer writes no slots that it had reserved. Where this side closes first, at the daemon's end, it may still write.
 """
 
 import asyncio
@@ -44,6 +44,7 @@ Answer = object
 Handler = Callable[[Any], Answer | Awaitable[Answer] | Parts[Answer]]
 Handlers = dict[int, tuple[type[Any], Handler]]
 _AWAITED = (CoroutineType, asyncio.Future)
+_CLOSED_BY_PEER = (ConnectionResetError, BrokenPipeError)
 # Payload bytes. The smallest answer has 7, and the event loop keeps up to 800 for each that waits (measured): 7 MiB in all.
 WRITE_BUFFER_BYTES_MAX = 64 << 10
 
@@ -77,15 +78,16 @@ class Connection(asyncio.Protocol):
         clock: Clock,
         turns: Turns,
         times: RequestTimes,
-        on_closed: Callable[[ConnectionId], None],
+        on_closed: Callable[[ConnectionId, bool], None],
         on_protocol_error: Callable[[], None],
         on_failed: Callable[[BaseException], None],
         on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
         version: int = versions.NEWEST,
         serve_at_once: ServeAtOnce | None = None,
     ) -> None:
-        """`on_unfinished`: called with how many bytes of an incomplete request have arrived. `version`: of the protocol, as the
-        handshake has chosen it. `serve_at_once`: serves leading frames of what arrived, or none."""
+        """`on_closed`: called with whether the peer may still write slots. `on_unfinished`: called with how many bytes of an
+        incomplete request have arrived. `version`: of the protocol, as the handshake has chosen it. `serve_at_once`: serves
+        leading frames of what arrived, or none."""
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
@@ -108,6 +110,7 @@ class Connection(asyncio.Protocol):
         self._is_reading = True
         self._is_peer_reading = True
         self._is_draining = False
+        self._may_write = True  # the peer, slots that it has reserved
 
     def __repr__(self) -> str:
         return f"<Connection {self.id} {self.state}>"
@@ -140,14 +143,16 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The peer has closed its side; answers are of no use now."""
+        self._may_write = False
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection has ended: release everything it held."""
-        del error
+        if isinstance(error, _CLOSED_BY_PEER):
+            self._may_write = False
         self._transport = None
         self._give_request_up()
-        self._on_closed(self.id)
+        self._on_closed(self.id, self._may_write)
 
     def pause_writing(self) -> None:
         """The peer does not read its answers: serve no more of its requests."""
@@ -178,6 +183,7 @@ class Connection(asyncio.Protocol):
         self._give_request_up()
         self._drain_with(m.Failure("disconnected", reason))
         if not is_writer:
+            self._may_write = False
             self.abort()
 
     def fail(self, error: Exception) -> None:
@@ -190,8 +196,8 @@ class Connection(asyncio.Protocol):
             self._give_request_up()
             self._drain_with(failure)
         except Exception as further:
-            log.error("connection %d is aborted", self.id, exc_info=further)
-            self.abort()
+            log.error("connection %d ends unanswered", self.id, exc_info=further)
+            self._begin_draining()
 
     def serve(self, until_ns: int) -> bool:
         """Serve what has arrived, until the given time; read on once all is served. Whether there may be more."""

@@ -22,7 +22,6 @@ from typing import Protocol
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.escaping import escaped
-from kvpool.ids import ConnectionId
 from kvpool.memory_limit import describe
 from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
@@ -63,11 +62,6 @@ class AcceptedHello:
     welcome: m.Welcome
     fds: tuple[int, ...]
 
-    @property
-    def connection(self) -> ConnectionId:
-        """The connection's number."""
-        return ConnectionId(self.welcome.connection)
-
 
 class ConnectionSlots(Protocol):
     """Connections that may be open or in a handshake at a time."""
@@ -81,7 +75,7 @@ class ConnectionSlots(Protocol):
 
 # Decides on a hello (raises Refused); takes the socket over after the handshake.
 Admit = Callable[[m.Hello, Peer], AcceptedHello]
-Adopt = Callable[[socket.socket, m.Hello, Peer, ConnectionId], Coroutine[None, None, None]]
+Adopt = Callable[[socket.socket, m.Hello, Peer, m.Welcome], Coroutine[None, None, None]]
 # Called with the peer, a code and the reason.
 OnRefused = Callable[[Peer, str, str], None]
 
@@ -224,7 +218,7 @@ class LocalSocket:
             except BaseException:
                 slots.end_handshake(peer)
                 raise
-            await adopt(accepted, hello, peer, admission.connection)
+            await adopt(accepted, hello, peer, admission.welcome)
             failpoint.reach("daemon.handshake.after_welcome")
             is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:

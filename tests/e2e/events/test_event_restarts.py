@@ -150,6 +150,12 @@ def test_marks_repeat_a_number_and_change_nothing(publish: Start) -> None:
         wait_until(is_a_mark_at_rest, "nothing is published any more, and the number is repeated")
 
 
+def _assert_finds_prompts(router: Router) -> None:
+    """Whoever routes by token ids finds each prompt of the first life."""
+    found = [router.index.longest(tokens_of(number, CHUNK * 10).tolist(), CHUNK) for number in range(6)]
+    assert found == [10] * 6
+
+
 @pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
 def test_a_router_knows_the_kept_chunks_of_the_next_life(publish: Start, ssd: bool) -> None:
     daemon = publish(ssd=ssd, server__keep_memory="keeper", server__keep_for="1m")
@@ -166,6 +172,14 @@ def test_a_router_knows_the_kept_chunks_of_the_next_life(publish: Start, ssd: bo
             store(pool, pool.keys(tokens_of(50, CHUNK * 3)))
             router.receive_until(lambda: known(router) == expected(daemon), "the router knows the second life")
             assert len(known(router)["CPU"]) == len(before["CPU"]) + 3
+            _assert_finds_prompts(router)
+        with daemon.connect() as pool, router_of(daemon) as late:
+            connected(daemon, late, pool)
+            late.receive_until(lambda: known(late) == expected(daemon), "a router that comes later knows it, too")
+            _assert_finds_prompts(late)
+            kinds = [event["type"] for _, _, payload in late.replay(0) for event in decode(payload)[1]]
+            assert kinds[0] == "AllBlocksCleared", "what a router knew of the life before does not count"
+            assert kinds.count("BlockStored") > 0
     finally:
         daemon.kill()
         drop_everything(daemon.socket)

@@ -4,6 +4,7 @@ Slots that a client may still write are used for nothing until it has stopped; a
 another chunk; what a client has mapped stays.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,12 @@ import pytest
 
 import kvpool_client as kv
 from kvpool import failpoint
+from kvpool.errors import KVPoolError
+from kvpool.ids import PAGE_BYTES
 from kvpool.layouts.share import Share
+from kvpool.server.keeping.own_keeper import OwnKeeper
+from kvpool.tiers.dram.kept.book import PLACE_BYTES
+from kvpool.tiers.dram.kept.keeper import BOOK
 from tests.rigs.daemon import SMALL, spawn, wait_connected, wait_until
 from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
@@ -30,7 +36,7 @@ SIZE = SMALL.chunk_bytes
 WITHHELD = "dram_withheld_slots"
 # More than the arena has room for.
 CHAINS = 24
-OPTIONS = {"dram.capacity": "1MiB"}
+OPTIONS = {"dram.capacity": "1MiB", "server.stop": "keep", "server.stop_timeout": "0s"}
 # Reserves slots, names them, and copies a layer into them; then on request the rest.
 WRITER = f"""
 import sys
@@ -54,6 +60,49 @@ with kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=30.0) a
     input()
 """
 
+# The first process: starts the daemon, kills it when it is asked to, and starts the next one.
+INIT = """
+trap 'kill -KILL $daemon' USR1
+while :; do
+    "$@" & daemon=$!
+    while kill -0 $daemon 2> /dev/null; do wait $daemon; done
+done
+"""
+UNSHARED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSEEN = f"{CHAIN} of processes in another PID namespace: whether they have ended is not seen, their return frees them"
+
+
+class UnseeingDaemon(KeptDaemon):
+    """One kvpoold after another in one PID namespace, with its keeper; it ends with the namespace."""
+
+    def command(self) -> list[str]:
+        """See `Daemon`."""
+        return [*UNSHARED, "bash", "-c", INIT, "init", *super().command()]
+
+    def __exit__(self, *given: object) -> None:
+        super().kill()
+        super().__exit__(*given)
+
+    def kill_and_start(self) -> None:
+        """SIGKILL, and the next life."""
+        assert self.process is not None
+        life, parent = int(self.info()["dram_life"]), self.process.pid
+        (init,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        os.kill(int(init), signal.SIGUSR1)
+
+        def has_begun() -> bool:
+            with contextlib.suppress(KVPoolError, OSError):
+                return bool(self.info()["dram_life"] == life + 1)
+            return False
+
+        wait_until(has_begun, "the next life serves")
+
+
+def _mapped_here(name: str) -> int:
+    """How many different files of this name this process has mapped."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"memfd:{name} " in line]
+    return len({fields[4] for fields in lines})
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
@@ -69,6 +118,13 @@ def unverified(tmp_path: Path) -> Iterator[KeptDaemon]:
     daemon = KeptDaemon(tmp_path, **OPTIONS, **{"dram.verify": "cold"})
     with daemon:
         yield daemon
+
+
+@pytest.fixture
+def may_unshare() -> None:
+    """Skips where no namespace may be made."""
+    if os.geteuid() != 0 or subprocess.run([*UNSHARED, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no right to make a PID namespace")
 
 
 def _offsets_of(writer: "subprocess.Popen[str]") -> list[int]:
@@ -115,14 +171,22 @@ def _used(daemon: KeptDaemon, offsets: list[int]) -> list[int]:
         ]
 
 
+def _end(daemon: KeptDaemon, by: str) -> None:
+    if by == "kill":
+        daemon.kill()
+    else:
+        assert daemon.stop() == 0
+
+
 @pytest.mark.parametrize("lives", [1, 3])
-def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: KeptDaemon, lives: int) -> None:
+@pytest.mark.parametrize("by", ["kill", "stop"])
+def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: KeptDaemon, lives: int, by: str) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
         writer.send_signal(signal.SIGSTOP)
         try:
             for _ in range(lives):
-                kept.kill()
+                _end(kept, by)
                 kept.start()
                 assert _withheld(kept) == CHAIN
             assert _used(kept, offsets) == []
@@ -137,6 +201,78 @@ def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: K
         assert len(_used(kept, offsets)) == CHAIN
         _say(writer)
     assert kept.problems() == []
+
+
+@pytest.mark.parametrize("by", ["kill", "stop"])
+def test_a_writer_that_the_daemon_has_dropped_keeps_its_slots_in_both_lives(kept: KeptDaemon, by: str) -> None:
+    with spawn(WRITER, kept.socket) as writer:
+        offsets = _offsets_of(writer)
+        writer.send_signal(signal.SIGSTOP)
+        with kept.admin() as admin:
+            (row,) = [row for row in admin.connections()["connections"] if row["pid"] == writer.pid]
+            assert admin.disconnect(row["id"])
+        assert _used(kept, offsets) == [], "it has not hung up"
+        _end(kept, by)
+        kept.start()
+        assert _withheld(kept) == CHAIN
+        assert _used(kept, offsets) == []
+        writer.send_signal(signal.SIGCONT)
+        wait_until(lambda: not _withheld(kept), "its client is back")
+        _say(writer)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "0 disconnected\n"
+        _say(writer)
+
+
+def test_a_writer_that_has_hung_up_leaves_nothing_behind(kept: KeptDaemon) -> None:
+    with spawn(WRITER, kept.socket) as writer:
+        offsets = _offsets_of(writer)
+        writer.kill()
+    wait_until(lambda: not kept.stats()["reservations"], "its connection has ended")
+    _end(kept, "stop")
+    kept.start()
+    assert _withheld(kept) == 0
+    assert len(_used(kept, offsets)) == CHAIN
+
+
+def test_a_damaged_book_is_not_forgotten_while_somebody_that_it_named_may_write(kept: KeptDaemon) -> None:
+    with spawn(WRITER, kept.socket) as writer, kept.connect() as idle:
+        offsets = _offsets_of(writer)
+        wait_connected(idle)
+        writer.send_signal(signal.SIGSTOP)
+        kept.kill()
+        _damage_holders(kept)
+        for _ in range(3):
+            kept.start()
+            assert kept.info()["dram_withheld_slots"] == CHAIN
+            assert kept.info()["dram_withheld_for"].startswith(f"{CHAIN} for good, since a damaged book does not name")
+            (line,) = kept.problems()
+            assert line.startswith(f"former writers: {CHAIN} slots are withheld for good, ")
+            wait_connected(idle)
+            kept.kill()
+        writer.kill()
+        writer.wait()
+    kept.start()
+    assert _withheld(kept) == CHAIN, "nobody knows that it was the one"
+    with kept.connect() as pool:
+        view = _arena(pool)
+        before = [view[offset : offset + SIZE].copy() for offset in offsets]
+        fill(pool, CHAINS)
+        assert all(np.array_equal(view[at : at + SIZE], was) for at, was in zip(offsets, before, strict=True))
+
+
+def _damage_holders(daemon: KeptDaemon) -> None:
+    """Flip a byte of each place for a holder that is not free. REQUIRES: no daemon runs."""
+    keeper = OwnKeeper(daemon.socket, 600)
+    found = keeper.take_memory()
+    keeper.close()
+    (book,) = [descriptor for name, descriptor in found.items() if name.startswith(BOOK)]
+    table = os.pread(book, 100 * PLACE_BYTES, PAGE_BYTES)
+    for at in range(0, len(table), PLACE_BYTES):
+        if any(table[at : at + PLACE_BYTES]):
+            os.pwrite(book, bytes([table[at + 8] ^ 0xFF]), PAGE_BYTES + at + 8)
+    for descriptor in found.values():
+        os.close(descriptor)
 
 
 def test_slots_of_a_writer_that_never_comes_back_are_free_when_it_is_dead(kept: KeptDaemon) -> None:
@@ -196,12 +332,70 @@ def test_nobody_frees_the_slots_of_another_process(kept: KeptDaemon) -> None:
             wait_connected(here)
             assert _withheld(kept) == CHAIN
             for number in range(1, welcome.connection + 1):
-                here._link.session.welcome.epoch = welcome.epoch  # type: ignore[union-attr]
-                here._link.session.welcome.connection = number  # type: ignore[union-attr]
-                here._link.session.end_session("the test says so")  # type: ignore[union-attr]
-                wait_until(lambda: here.epoch not in (b"", welcome.epoch), "it is back")
+                session = here._link.session
+                assert session is not None
+                session.welcome.proof, session.welcome.connection = welcome.proof, number
+                session.end_session("the test says so")
+                wait_until(lambda: here._link.session not in (None, session), "it is back")  # noqa: B023 - called here
             assert _withheld(kept) == CHAIN
         writer.kill()
+
+
+def test_pools_that_were_closed_while_the_daemon_was_away_leave_nothing_behind(kept: KeptDaemon) -> None:
+    for _ in range(3):
+        with kept.connect() as pool:
+            save = pool.save(
+                pool.keys(tokens_of(0, CHAIN * SMALL.chunk_tokens)), from_=np.zeros((CHAIN, SIZE), np.uint8)
+            )
+            save.layer(0)
+            kept.kill()
+        kept.start()
+        assert _withheld(kept) == CHAIN, "the process goes on, and nobody names what it has stopped"
+        with kept.connect():
+            assert not _withheld(kept)
+
+
+def test_a_process_keeps_nothing_of_a_former_life_mapped(kept: KeptDaemon) -> None:
+    with kept.connect() as pool:
+        for options in ((), ("--set=dram.capacity=2MiB",), ("--set=server.keep_memory=off",)):
+            kept.kill()
+            kept.start(*options)
+            wait_connected(pool)
+            for name in ("kvpool-arena", "kvpool-index"):
+                wait_until(lambda: _mapped_here(name) == 1, f"the former {name} is gone: {options}")  # noqa: B023 - here
+
+
+def test_a_life_for_fewer_connections_is_kept_too(kept: KeptDaemon) -> None:
+    with contextlib.ExitStack() as pools:
+        for _ in range(20):
+            pools.enter_context(kept.connect())
+        kept.kill()
+        kept.start("--set=server.max_connections=8")
+        assert "keeper" in str(kept.info()["dram_kept_by"])
+
+
+@pytest.mark.usefixtures("may_unshare")
+def test_an_unseen_writer_frees_its_own_slots_by_its_return_and_nobody_elses(tmp_path: Path) -> None:
+    daemon = UnseeingDaemon(tmp_path, **OPTIONS)
+    with daemon, spawn(WRITER, daemon.socket) as writer, daemon.connect() as another:
+        offsets = _offsets_of(writer)
+        with daemon.admin() as admin:
+            assert {row["pid"] for row in admin.connections()["connections"] if row["role"] == "engine"} == {0}
+        writer.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            daemon.kill_and_start()
+            wait_until(lambda: another.connected, "another unseen client is back")
+            assert _withheld(daemon) == CHAIN
+            assert daemon.info()["dram_withheld_for"] == UNSEEN
+            assert daemon.problems() == []
+        assert _used(daemon, offsets) == []
+        writer.send_signal(signal.SIGCONT)
+        wait_until(lambda: not _withheld(daemon), "its client is back")
+        assert len(_used(daemon, offsets)) == CHAIN
+        _say(writer)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "0 disconnected\n"
+        _say(writer)
 
 
 def test_a_save_under_way_is_declined_and_writes_nothing_more(kept: KeptDaemon) -> None:

@@ -132,3 +132,37 @@ def test_a_pool_is_closed_while_it_waits_for_a_welcome(daemon: Daemon, monkeypat
         assert not closing.is_alive()
     finally:
         daemon.signal(signal.SIGCONT)
+
+
+def test_a_pool_waits_for_its_daemon_as_long_as_it_is_asked_to(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        assert pool.wait_connected(0.0)
+        daemon.kill()
+        wait_until(lambda: not pool.connected, "the end is known")
+        assert not pool.wait_connected(0.0)
+        assert not pool.wait_connected(0.01)
+        found: list[bool] = []
+        waiting = [threading.Thread(target=lambda: found.append(pool.wait_connected(JOIN_S))) for _ in range(3)]
+        for one in waiting:
+            one.start()
+        daemon.start()
+        for one in waiting:
+            one.join()
+        assert found == [True] * 3
+        assert pool.connected
+
+
+def test_nobody_waits_for_the_daemon_of_a_closed_pool_or_in_a_forked_child(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        daemon.kill()
+        wait_until(lambda: not pool.connected, "the end is known")
+        found: list[bool] = []
+        waiting = threading.Thread(target=lambda: found.append(pool.wait_connected(JOIN_S)))
+        waiting.start()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if pool.wait_connected(JOIN_S) is False else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    waiting.join()
+    assert found == [False], "the close has ended the wait"
+    assert not pool.wait_connected()

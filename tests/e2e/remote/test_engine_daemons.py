@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.server.keeping.own_keeper import drop_everything
 from kvpool.states import Level
 from kvpool.transfer.engine.engine import LIBRARIES
 from tests.rigs.daemon import SMALL, Daemon
@@ -132,6 +133,34 @@ def test_a_puller_that_is_killed_in_mid_transfer_leaves_nothing_behind_and_its_n
             announced(again, keys)
             until(lambda: load(again, keys, LARGE).chunks == LARGE_CHUNKS, "the next life has hits")
         assert here.stats()["peer.rdma.pulls"] >= 1
+
+
+@LIBRARY
+def test_a_librarys_process_has_nothing_of_an_arena_that_outlives_its_daemon(tmp_path: Path, library: str) -> None:
+    """Whatever it, or another node by it, still writes when the next life has begun is in memory of that process alone."""
+    kept = {"here__server__keep_memory": "keeper", "here__server__keep_for": "10m"}
+    with stored_there(tmp_path, library, LARGE, LARGE_CHUNKS, **SLOW, **kept) as (owner, here, pool, keys):
+        try:
+            with pool.acquire(pool.lookup(keys)) as lease:
+                running = pool.load(lease, into=np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8))
+                assert running.wait_layer(0, 20.0 * PATIENCE)
+                process = Path(f"/proc/{child_of(here)}")
+                mapped = (process / "maps").read_text()
+                opened = [os.readlink(one) for one in (process / "fd").iterdir()]
+                here.kill()
+                running.wait()
+            assert "memfd:kvpool-child" in mapped
+            assert "kvpool-arena" not in " ".join([mapped, *opened])
+            here.start()
+            assert "from life 1" in str(here.info()["dram_began"])
+            assert "dram_withheld_slots" not in here.info(), "what the daemon was writing itself is free"
+            connected(owner, here)
+            with here.connect(LARGE) as again:
+                announced(again, keys)
+                until(lambda: load(again, keys, LARGE).chunks == LARGE_CHUNKS, "the next life has hits")
+        finally:
+            here.kill()
+            drop_everything(here.socket)
 
 
 @LIBRARY

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 
 from kvpool.protocol.frames import LENGTH
@@ -34,15 +35,21 @@ def _first_failure(raw: socket.socket) -> str:
     return str(values[0])
 
 
+def _first_answer(raw: socket.socket) -> tuple[int, int]:
+    """The kind of the first answer, which comes in one piece, and how many descriptors come with it."""
+    data, fds, _, _ = socket.recv_fds(raw, 65536, 8)
+    for fd in fds:
+        os.close(fd)
+    return int(msgpack.unpackb(data[LENGTH.size :])[0]), len(fds)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, len(HELLO) - 1])
 def test_a_hello_may_arrive_in_pieces(shared_daemon: Daemon, size: int) -> None:
     with raw_socket(shared_daemon) as raw:
         for at in range(0, len(HELLO), size):
             raw.sendall(HELLO[at : at + size])
-        data, fds, _, _ = socket.recv_fds(raw, 65536, 2)
-        for fd in fds:
-            os.close(fd)
-        assert (data[5], len(fds)) == (m.Welcome.KIND, 2)
+        kind, count = _first_answer(raw)
+        assert (kind, count) == (m.Welcome.KIND, 2)
 
 
 def test_requests_behind_the_hello_in_one_segment_are_answered_in_order(shared_daemon: Daemon) -> None:
@@ -83,8 +90,15 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
     ]
 
 
-def _hello(wire: list[Any], *, model: str = "m", magic: bytes = m.MAGIC, version: int = m.PROTOCOL_VERSION) -> bytes:
-    return m.encode(m.Hello(magic, version, m.ROLE_ENGINE, model, wire), 0)
+def _hello(
+    wire: list[Any],
+    *,
+    model: str = "m",
+    magic: bytes = m.MAGIC,
+    version: int = m.PROTOCOL_VERSION,
+    ended: bytes = b"",
+) -> bytes:
+    return m.encode(m.Hello(magic, version, m.ROLE_ENGINE, model, wire, ended=ended), 0)
 
 
 NO_LAYOUTS: list[list[Any]] = [
@@ -100,7 +114,7 @@ NO_LAYOUTS: list[list[Any]] = [
         for entries in ([], [[1, 1]], [[1, 3]], [[1, 1 << 40]], [[2, 2]], [[1, 2], [1, 2]], [[[1]] * 2])
     ),
 ]
-NESTED = b"\x99\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00"
+NESTED = b"\x9a\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00\xc4\x00"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +127,8 @@ NESTED = b"\x99\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"
         (LENGTH.pack(3) + b"\x91\x91\x91", "protocol"),
         (_hello([], magic=b""), "protocol"),
         (_hello([], version=-1), "version"),
+        (_hello(SMALL.to_wire(), ended=b"x" * 21), "protocol"),
+        (_hello(SMALL.to_wire(), ended=b"x" * 20 * (m.ENDED_MAX + 1)), "protocol"),
         (_hello(SMALL.to_wire(), model="m" * 513), "model"),
         *((_hello(wire), "layout") for wire in NO_LAYOUTS),
         (LENGTH.pack(len(NESTED)) + NESTED, "layout"),
@@ -162,10 +178,7 @@ def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, w
         else:
             socket.send_fds(raw, [LENGTH.pack(0)], passed)
         if when.endswith("hello"):
-            data, received, _, _ = socket.recv_fds(raw, 65536, 2)
-            for fd in received:
-                os.close(fd)
-            assert data[5] == m.Welcome.KIND
+            assert _first_answer(raw)[0] == m.Welcome.KIND
         wait_until(lambda: open_fds(shared_daemon) <= fds + 1, "the daemon has the connection's descriptor alone")
     wait_until(lambda: open_fds(shared_daemon) <= fds, "and not even that")
     for fd in passed:

@@ -62,3 +62,9 @@ def test_the_start_is_read_behind_any_name(tmp_path: Path) -> None:
     assert process_of(7, tmp_path) == Process(7, 21)
     (tmp_path / "7" / "stat").write_text("7 (cut off) S 1 2")
     assert process_of(7, tmp_path) == Process(7)
+
+
+def test_a_process_of_another_namespace_is_nobody_here_and_is_believed_to_run() -> None:
+    unseen = process_of(0)
+    assert unseen == Process(0)
+    assert not has_ended(unseen)

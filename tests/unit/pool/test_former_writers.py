@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvpool.index.holders import Holder, Process, process_of
+from kvpool.index.holders import Holder, Process, process_of, unknown_holder
 from kvpool.pool import former_writers as module
 from kvpool.pool.former_writers import DAEMON, SEVERAL, FormerWriters
 
-EPOCH, USER = b"e" * 16, 1000
+USER = 1000
 HERE = process_of(os.getpid())
+UNSEEN = Process(0)
+
+
+def proof_of(number: int) -> bytes:
+    return bytes([number]) * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +49,17 @@ class Slots:
 class World:
     """Former writers over slots; what they forget and how often they have made room."""
 
-    def __init__(self, slots: dict[int, int], processes: dict[int, Process], *, is_book_whole: bool = True) -> None:
+    def __init__(self, slots: dict[int, int], processes: dict[int, Process], *, unknown: int = 0) -> None:
+        """`unknown`: the number of the unknown holder that a damaged book has; 0: it is whole."""
         self.slots = Slots(slots)
         self.forgotten: list[int] = []
         self.rooms = 0
         self.writers = FormerWriters(
             self.slots,
-            [Holder(number, process, EPOCH, USER) for number, process in processes.items()],
-            is_book_whole=is_book_whole,
+            [
+                *(Holder(number, process, proof_of(number), USER) for number, process in processes.items()),
+                *([unknown_holder(unknown)] if unknown else []),
+            ],
             forget=self.forgotten.append,
             on_room=self._note_room,
         )
@@ -110,43 +118,86 @@ def test_a_process_whose_start_is_hidden_may_run_still() -> None:
     assert world.slots.slots == {1: 1}
 
 
-@pytest.mark.parametrize("other", ["epoch", "number", "pid", "user"])
-def test_nobody_speaks_for_another_process(other: str) -> None:
-    world = World({5: 3}, {5: HERE})
+@pytest.mark.parametrize("process", [HERE, UNSEEN], ids=["seen", "unseen"])
+@pytest.mark.parametrize("other", ["proof", "short", "none", "number", "pid", "user"])
+def test_nobody_speaks_for_another_process(other: str, process: Process) -> None:
+    world = World({5: 3}, {5: process, 6: process})
+    proofs = {"proof": proof_of(6), "short": proof_of(5)[:15], "none": b""}
     world.writers.note_return(
-        b"x" * 16 if other == "epoch" else EPOCH,
-        6 if other == "number" else 5,
-        pid=HERE.pid + (other == "pid"),
+        [(6 if other == "number" else 5, proofs.get(other, proof_of(5)))],
+        pid=process.pid + (other == "pid"),
         user=USER + (other == "user"),
     )
     assert world.slots.slots == {5: 3}
+    assert world.rooms == 0
+
+
+def test_a_process_that_cannot_be_seen_has_not_ended_and_frees_its_own_by_its_return_alone() -> None:
+    world = World({1: 2, 2: 3, SEVERAL: 4}, {1: UNSEEN, 2: UNSEEN})
+    assert world.slots.slots == {1: 2, 2: 3, SEVERAL: 4}
+    assert world.writers.report()["dram_withheld_for"] == (
+        "9 of processes in another PID namespace: whether they have ended is not seen, their return frees them"
+    )
+    world.writers.note_return([(1, proof_of(1))], pid=0, user=USER)
+    assert world.slots.slots == {2: 3, SEVERAL: 4}
+    world.writers.note_return([(2, proof_of(2))], pid=0, user=USER)
+    assert (world.slots.slots, world.writers.report()) == ({}, {})
 
 
 def test_a_client_that_is_back_frees_what_it_wrote_alone() -> None:
     world = World({5: 3, 7: 1}, {5: HERE, 7: HERE})
-    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.forgotten, world.rooms) == ({7: 1}, [5], 1)
-    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert world.rooms == 1, "once"
-    world.writers.note_return(EPOCH, 7, pid=HERE.pid, user=USER)
+    world.writers.note_return([(7, proof_of(7))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, sorted(world.forgotten), world.rooms) == ({}, [5, 7], 2)
     assert world.writers.verify() == []
 
 
+def test_connections_are_named_together() -> None:
+    world = World({5: 3, 7: 1, 9: 2}, {5: HERE, 7: HERE, 9: HERE})
+    named = [(4, proof_of(4)), (5, proof_of(5)), (7, proof_of(6)), (9, proof_of(9))]
+    world.writers.note_return(named, pid=HERE.pid, user=USER)
+    assert (world.slots.slots, sorted(world.forgotten), world.rooms) == ({7: 1}, [5, 9], 1)
+
+
 def test_what_several_wrote_is_free_when_the_last_writer_has_stopped() -> None:
     world = World({SEVERAL: 4}, {5: HERE, 7: HERE})
-    world.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    world.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.rooms) == ({SEVERAL: 4}, 0)
-    world.writers.note_return(EPOCH, 7, pid=HERE.pid, user=USER)
+    world.writers.note_return([(7, proof_of(7))], pid=HERE.pid, user=USER)
     assert (world.slots.slots, world.rooms) == ({}, 1)
 
 
 def test_a_writer_that_no_book_has_had_ended_unless_the_book_is_damaged() -> None:
     assert World({9: 1, SEVERAL: 1}, {}).slots.slots == {}
-    damaged = World({9: 1, 5: 1, SEVERAL: 1}, {5: HERE}, is_book_whole=False)
-    damaged.writers.note_return(EPOCH, 5, pid=HERE.pid, user=USER)
+    damaged = World({9: 1, 5: 1, SEVERAL: 1}, {5: HERE}, unknown=11)
+    damaged.writers.note_return([(5, proof_of(5))], pid=HERE.pid, user=USER)
     assert damaged.slots.slots == {9: 1, SEVERAL: 1}
-    assert damaged.writers.verify() == []
+    assert damaged.forgotten == [5], "the unknown one goes on into the next book"
+    why = "for good, since a damaged book does not name who wrote them: a start without kept memory frees them"
+    assert damaged.writers.verify() == [f"former writers: 2 slots are withheld {why}"]
+    assert damaged.writers.report() == {
+        "dram_withheld_slots": 2,
+        "dram_withheld_bytes": 20,
+        "dram_former_writers": 0,
+        "dram_withheld_for": f"2 {why}",
+    }
+
+
+@pytest.mark.parametrize("slots", [{}, {5: 1}, {DAEMON: 1}])
+def test_an_unknown_writer_is_forgotten_where_nothing_is_withheld_for_it(slots: dict[int, int]) -> None:
+    world = World(slots, {5: HERE}, unknown=11)
+    assert 11 in world.forgotten
+    assert world.writers.verify() == []
+
+
+def test_nobody_speaks_for_an_unknown_writer() -> None:
+    world = World({11: 1, SEVERAL: 1}, {}, unknown=11)
+    for user in (0, USER):
+        world.writers.note_return([(11, bytes(16))], pid=0, user=user)
+    assert world.slots.slots == {11: 1, SEVERAL: 1}
 
 
 def test_a_look_finds_each_process_that_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:

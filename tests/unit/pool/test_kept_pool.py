@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from kvpool.clock import MonotonicClock
+from kvpool.ids import PROOF_BYTES, ConnectionId
 from kvpool.index.holders import Process
 from kvpool.keys import DOMAIN_TAG_BYTES
 from kvpool.states import Level
@@ -20,9 +22,11 @@ from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of
 
 GONE = Process(1 << 22, 1)
 CHUNKS = 64
+LIFE_MAX = (1 << 64) - 1
 CHAIN = [key_of(number) for number in range(10)]
 OTHER = [key_of(1, number) for number in range(7)]
 DOMAIN = bytes(DOMAIN_TAG_BYTES)
+PROOF = b"p" * PROOF_BYTES
 
 
 class Death(BaseException):
@@ -135,6 +139,7 @@ def test_another_geometry_is_a_cold_start_that_frees_the_old_memory_first(
     _run(_life(keeper), _save_both)
     keeper.calls.clear()
     caplog.set_level(logging.INFO)
+    caplog.clear()
     life = _life(keeper, option)
     assert keeper.kept == {}
     assert keeper.calls[:1] == ["take"]
@@ -320,7 +325,7 @@ def test_a_book_that_is_full_ends_the_keeping_with_one_line(
         await _save_both(life)
         monkeypatch.setattr("kvpool.tiers.dram.kept.book.Book.enter_holder", lambda *_: _raise_full())
         for number in (1, 2):
-            life.pool.note_holder(number, 1, 1)  # type: ignore[arg-type]
+            life.pool.note_holder(ConnectionId(number), PROOF, pid=1, user=1)
         await _has_both(life)
 
     _run(life, connect)
@@ -362,8 +367,8 @@ def test_what_is_dropped_at_a_stop_is_gone(keeper: MemoryKeeper) -> None:
 
 def test_numbers_of_connections_go_on_over_lives(keeper: MemoryKeeper) -> None:
     async def connect(life: TieredPool) -> None:
-        life.pool.note_holder(7, 1, 70)  # type: ignore[arg-type]
-        life.pool.note_holder(9, 2, 71)  # type: ignore[arg-type]
+        life.pool.note_holder(ConnectionId(7), PROOF, pid=1, user=70)
+        life.pool.note_holder(ConnectionId(9), PROOF, pid=2, user=71)
         life.pool.forget_holder(9)
 
     async def nothing(_: TieredPool) -> None:
@@ -374,6 +379,33 @@ def test_numbers_of_connections_go_on_over_lives(keeper: MemoryKeeper) -> None:
         life = _life(keeper)
         _run(life, nothing)
         assert life.pool.first_connection == 10
+
+
+def _scribble(keeper: MemoryKeeper, number: int) -> None:
+    os.pwrite(keeper.kept[LIFE_PAGE], number.to_bytes(8, "little"), 0)
+
+
+@pytest.mark.parametrize("scribbled", [0, 7, LIFE_MAX])
+def test_whoever_writes_the_life_page_while_a_life_begins_stops_nothing(keeper: MemoryKeeper, scribbled: int) -> None:
+    _run(_life(keeper), _save_both)
+    second = _life(keeper)
+    _scribble(keeper, scribbled)
+    _run(second, _has_both)
+    assert second.pool.life_page is not None
+    assert second.pool.life_page.number == second.pool.life == 2
+    _run(_life(keeper), _has_both)
+
+
+def test_a_life_page_of_a_later_life_is_a_cold_start_with_one_line(
+    keeper: MemoryKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    _run(_life(keeper), _save_both)
+    _scribble(keeper, LIFE_MAX)
+    with caplog.at_level(logging.INFO):
+        _run(_life(keeper), _has_none)
+    (line,) = [record.getMessage() for record in caplog.records if "begins empty" in record.getMessage()]
+    assert line == f"dram begins empty: its life page names life {LIFE_MAX}, behind life 1"
+    _run(_life(keeper), _has_none)
 
 
 def test_chunks_of_the_arena_and_below_are_known_in_both(keeper: MemoryKeeper) -> None:

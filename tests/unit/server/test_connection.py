@@ -9,6 +9,7 @@ import pytest
 
 from kvpool.clock import Clock
 from kvpool.errors import ProtocolError, Refused
+from kvpool.ids import ConnectionId
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.server.connections.connection import AnswerWithDescriptor, Connection
@@ -310,7 +311,9 @@ def test_a_peer_that_cannot_be_passed_a_descriptor_keeps_its_slots_until_it_has_
     assert "connection 1 ends" in caplog.text
 
 
-def test_a_connection_that_cannot_receive_the_error_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_that_cannot_receive_the_error_keeps_its_slots_until_its_peer_has_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken(Transport):
         """A transport that takes nothing."""
 
@@ -322,7 +325,52 @@ def test_a_connection_that_cannot_receive_the_error_is_aborted(caplog: pytest.Lo
         broken = Broken()
         connection.connection_made(broken)
         connection.data_received(_requests(1, 1))
-        assert broken.was_aborted
+        assert connection.state == "ending"
+        assert (broken.has_ended, broken.reads, broken.was_aborted) == (True, True, False)
 
     asyncio.run(run())
-    assert "connection 1 is aborted" in caplog.text
+    assert "connection 1 ends unanswered" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "may_write"),
+    [
+        (None, True),  # closed from this side
+        (OSError(errno.ENOMEM, "no memory to read into"), True),
+        (ConnectionResetError(), False),
+        (BrokenPipeError(), False),
+    ],
+)
+@pytest.mark.parametrize("is_eof", [False, True])
+@pytest.mark.parametrize("is_bad", [False, True], ids=["open", "after a bad frame"])
+def test_only_a_peer_that_has_closed_is_known_to_write_no_more(
+    error: Exception | None, may_write: bool, is_eof: bool, is_bad: bool
+) -> None:
+    closed: list[tuple[ConnectionId, bool]] = []
+
+    async def run() -> None:
+        connection, _ = connection_over(lambda _: m.Done(), HandClock(), on_closed=lambda *given: closed.append(given))
+        if is_bad:
+            connection.data_received(b"\xff" * 16)
+            assert connection.state == "ending"
+        if is_eof:
+            assert not connection.eof_received()
+        connection.connection_lost(error)
+
+    asyncio.run(run())
+    assert closed == [(ConnectionId(1), may_write and not is_eof)]
+
+
+def test_a_peer_that_is_no_writer_writes_no_more_when_it_is_ended() -> None:
+    closed: list[bool] = []
+
+    async def run() -> None:
+        connection, transport = connection_over(
+            lambda _: m.Done(), HandClock(), on_closed=lambda _, may_write: closed.append(may_write)
+        )
+        connection.end_service("the test says so", is_writer=False)
+        assert transport.was_aborted
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+    assert closed == [False]

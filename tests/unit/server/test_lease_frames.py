@@ -93,7 +93,7 @@ class Setting:
             clock=clock,
             turns=Turns(clock),
             times=self.times,
-            on_closed=lambda _: None,
+            on_closed=lambda *_: None,
             on_protocol_error=lambda: None,
             on_failed=lambda _: None,
             serve_at_once=self.serve_at_once,

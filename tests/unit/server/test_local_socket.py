@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kvpool.clock import MonotonicClock
-from kvpool.ids import ConnectionId
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections import local_socket as module
 from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
@@ -20,7 +19,7 @@ def _nobody(hello: m.Hello, peer: Peer) -> AcceptedHello:
     raise AssertionError("nobody connects")
 
 
-async def _adopt(accepted: socket.socket, hello: m.Hello, peer: Peer, connection: ConnectionId) -> None:
+async def _adopt(accepted: socket.socket, hello: m.Hello, peer: Peer, welcome: m.Welcome) -> None:
     raise AssertionError("nobody connects")
 
 

@@ -135,7 +135,7 @@ class DaemonSide:
                 clock=clock,
                 turns=turns,
                 times=times,
-                on_closed=lambda _: None,
+                on_closed=lambda *_: None,
                 on_protocol_error=lambda: None,
                 on_failed=lambda _: None,
                 serve_at_once=at_once.of_session(session),

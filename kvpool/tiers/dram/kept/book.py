@@ -1,14 +1,17 @@
 """Book: what the next life must know of this one, in a memory file of its own that only the daemon has.
 
-    page 0      magic:8 head entry …            marks at MARKS_AT: complete:u64 attempts:u64 last number of a holder:u64
+    page 0      magic:8 head entry …            marks at MARKS_AT: complete:u64 attempts:u64 last:u32 crc:u32
     page 1 on   holders, PLACE_BYTES each       whoever may be writing the arena, as connections come and go
     behind      namespaces, appended            their model and layout, by the number that records have
 
-    entry := length:u32 crc:u32 body             body: msgpack; the CRC-32C is of the body; length 0: the end
+    entry := length:u32 crc:u32 body             at multiples of 8; body: msgpack; the CRC-32C is of the body; zeros: the end
+    last                                         the highest number of a holder that was entered
 
 A life writes the head, enters what is known from the former life, and marks the book complete: only then may a following
-life believe it. Each entry is one `pwrite`: a death in the middle of it leaves an entry whose CRC is wrong, of which nothing
-depends yet. `attempts` counts the lives that have begun to read this one: who dies of it is not followed for ever.
+life believe it. A kill may cut a write between two pages, so an entry's first eight bytes are written last: until then it is
+none. A namespace that cannot be read is damage, and with it the book, since what follows says whose a number is. A holder's
+place that cannot be read is one holder that is not known.
+`attempts` counts the lives that have begun to read this one: who dies of it is not followed for ever.
 
 Control thread only. Invariant: whatever has been entered is in the file when the call returns.
 """
@@ -24,8 +27,8 @@ from typing import Any
 import msgpack
 
 import kvpool_native
-from kvpool.ids import EPOCH_BYTES, PAGE_BYTES
-from kvpool.index.holders import Holder, Process
+from kvpool.ids import PAGE_BYTES, PROOF_BYTES
+from kvpool.index.holders import Holder, Process, unknown_holder
 from kvpool.layout import Layout
 
 MAGIC = b"kvpbook1"
@@ -36,9 +39,9 @@ LOG_BYTES = 64 << 20
 HEAD_BYTES_MAX = MARKS_AT - len(MAGIC)
 PLACES_MAX = 1 << 18  # of holders: beyond twice the connections that may be configured
 _MARKS = struct.Struct("<QQ")
-_LAST = struct.Struct("<Q")
+_LAST = struct.Struct("<I")
 _PREFIX = struct.Struct("<II")
-_PLACE = struct.Struct(f"<IIQ{EPOCH_BYTES}sI24x")
+_PLACE = struct.Struct(f"<IIQ{PROOF_BYTES}sI24x")
 _CRC = struct.Struct("<I")
 PLACE_BYTES = _PLACE.size + _CRC.size
 _LIMITS = {"max_str_len": LOG_BYTES, "max_bin_len": LOG_BYTES, "max_array_len": 1 << 16, "max_map_len": 1 << 10}
@@ -67,6 +70,16 @@ class BookContent:
     last_holder: int
     attempts: int
 
+    @property
+    def writers(self) -> tuple[Holder, ...]:
+        """Whoever may be writing: `holders`, and an unknown one where places are damaged."""
+        return (*self.holders, unknown_holder(self.last_holder + 1)) if self.damaged_holders else self.holders
+
+    @property
+    def first_unused(self) -> int:
+        """The lowest number that was nobody's, `writers` included."""
+        return self.last_holder + 1 + (self.damaged_holders > 0)
+
 
 class Book:
     """The book of this life. `descriptor`: its file."""
@@ -88,7 +101,7 @@ class Book:
         if len(entry) > HEAD_BYTES_MAX:
             raise BookFull
         self._write(MAGIC + entry, 0)
-        self._write(_LAST.pack(last_holder), LAST_AT)
+        self._write_last()
 
     def __repr__(self) -> str:
         return f"<Book {self._end - self._log_at} bytes of namespaces, {len(self._place_of)} holders>"
@@ -108,11 +121,11 @@ class Book:
             raise BookFull
         place = self._free.pop()
         process = holder.process
-        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.epoch, holder.user)
-        self._write(packed + _CRC.pack(kvpool_native.crc32c(packed)), PAGE_BYTES + place * PLACE_BYTES)
+        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.proof, holder.user)
+        self._write(_sealed(packed), PAGE_BYTES + place * PLACE_BYTES)
         if holder.number > self._last_holder:
             self._last_holder = holder.number
-            self._write(_LAST.pack(holder.number), LAST_AT)
+            self._write_last()
         self._place_of[holder.number] = place
 
     def remove_holder(self, number: int) -> None:
@@ -130,11 +143,15 @@ class Book:
         """Close the file; whoever else has it keeps it."""
         os.close(self.descriptor)
 
+    def _write_last(self) -> None:
+        self._write(_sealed(_LAST.pack(self._last_holder)), LAST_AT)
+
     def _append(self, body: object) -> None:
         entry = _entry(body)
         if self._end + len(entry) > self._size:
             raise BookFull
-        self._write(entry, self._end)
+        self._write(entry[_PREFIX.size :], self._end + _PREFIX.size)
+        self._write(entry[: _PREFIX.size], self._end)
         self._end += len(entry)
 
     def _write(self, data: bytes, offset: int) -> None:
@@ -157,7 +174,8 @@ def read_book(descriptor: int) -> BookContent:
         raise BadBook("its book was never finished")
     head = next(_bodies(page[len(MAGIC) : MARKS_AT]), None)
     places = head.get("places") if isinstance(head, dict) else None
-    if not isinstance(places, int) or not 0 < places <= PLACES_MAX:
+    last = page[LAST_AT : LAST_AT + _LAST.size]
+    if not isinstance(places, int) or not 0 < places <= PLACES_MAX or page[LAST_AT:] != _sealed(last):
         raise BadBook("the head of its book is damaged")
     assert isinstance(head, dict)
     table = os.pread(descriptor, places * PLACE_BYTES, PAGE_BYTES)
@@ -172,11 +190,10 @@ def read_book(descriptor: int) -> BookContent:
                 namespaces[int(number)] = str(model), Layout.from_wire(wire)
     except (TypeError, ValueError) as error:
         raise BadBook(f"a namespace in its book is none: {error}") from error
-    (last,) = _LAST.unpack_from(page, LAST_AT)
     places_read = list(_holders(table))
     holders = tuple(one for one in places_read if one is not None)
-    last = max([last, *(one.number for one in holders)])
-    return BookContent(head, namespaces, holders, len(places_read) - len(holders), last, attempts)
+    last_holder = max([*_LAST.unpack(last), *(one.number for one in holders)])
+    return BookContent(head, namespaces, holders, len(places_read) - len(holders), last_holder, attempts)
 
 
 def revoke_book(descriptor: int) -> None:
@@ -195,29 +212,33 @@ def _log_at(places: int) -> int:
 
 def _entry(body: object) -> bytes:
     packed: bytes = msgpack.packb(body)
-    return _PREFIX.pack(len(packed), kvpool_native.crc32c(packed)) + packed
+    return _PREFIX.pack(len(packed), kvpool_native.crc32c(packed)) + packed + bytes(-len(packed) % _PREFIX.size)
+
+
+def _sealed(packed: bytes) -> bytes:
+    return packed + _CRC.pack(kvpool_native.crc32c(packed))
 
 
 def _bodies(log: bytes) -> Iterator[Any]:
-    """What was appended, up to the end or to what is damaged."""
+    """What was appended. Raises BadBook where that cannot be read."""
     at = 0
-    while at + _PREFIX.size <= len(log):
+    while any(log[at : at + _PREFIX.size]):
         length, crc = _PREFIX.unpack_from(log, at)
         body = log[at + _PREFIX.size : at + _PREFIX.size + length]
-        if not length or len(body) < length or kvpool_native.crc32c(body) != crc:
-            return
+        if len(body) < length or kvpool_native.crc32c(body) != crc:
+            raise BadBook("an entry of its book is damaged")
         try:
             yield msgpack.unpackb(body, strict_map_key=False, **_LIMITS)
-        except (ValueError, msgpack.exceptions.UnpackException):
-            return
-        at += _PREFIX.size + length
+        except (ValueError, msgpack.exceptions.UnpackException) as error:
+            raise BadBook(f"an entry of its book is damaged: {error}") from error
+        at += _PREFIX.size + -(-length // _PREFIX.size) * _PREFIX.size
 
 
 def _holders(table: bytes) -> Iterator[Holder | None]:
     """What the places have that are not free; None: a damaged one."""
     for at in range(0, len(table) - PLACE_BYTES + 1, PLACE_BYTES):
         packed = table[at : at + _PLACE.size]
-        number, pid, start, epoch, user = _PLACE.unpack(packed)
+        number, pid, start, proof, user = _PLACE.unpack(packed)
         if table[at : at + PLACE_BYTES].count(0) != PLACE_BYTES:
             is_whole = _CRC.unpack_from(table, at + _PLACE.size)[0] == kvpool_native.crc32c(packed)
-            yield Holder(number, Process(pid, start), epoch, user) if is_whole else None
+            yield Holder(number, Process(pid, start), proof, user) if is_whole else None

@@ -23,7 +23,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
 from kvpool.index.holders import Holder, process_of
 from kvpool.index.namespaces import Namespace
-from kvpool.tiers.dram.kept.book import Book, BookFull, revoke_book
+from kvpool.tiers.dram.kept.book import PLACES_MAX, Book, BookFull, revoke_book
 from kvpool.tiers.dram.kept.former import ColdStart, FormerMemory, Terms, files_in_book, find_former, lives_in, terms_of
 from kvpool.tiers.dram.kept.keeper import ARENA, BOOK, INDEX, LIFE_PAGE, RECORDS, Keeper, KeeperFault, name_of
 from kvpool.tiers.dram.kept.life_page import LifePage
@@ -97,7 +97,7 @@ class KeptMemory:
                 os.close(descriptor)
             self._drop([name for name in found if name not in kept])
         if self.former is not None:
-            self.first_holder = self.former.book.last_holder + 1
+            self.first_holder = self.former.book.first_unused
         if self.reason:
             log.info("dram begins empty: %s", self.reason)
         return self.former
@@ -114,7 +114,7 @@ class KeptMemory:
             "since_ns": self._since_ns,
         }
         try:
-            self._book = Book(head, places, self.first_holder - 1)
+            self._book = Book(head, min(places, PLACES_MAX), self.first_holder - 1)
         except (OSError, BookFull) as error:
             self.end(f"there is no memory for its book: {error}")
             return

@@ -3,9 +3,10 @@
 A page of shared memory, the same through all lives, as the arena is. A life puts its number there before it gives any slot
 away. Clients map it for reading and look at it after each read of the arena: what they have read under the index of a life
 counts only while that life's number stands. Seals that forbid writing would bind later lives too, so clients get a descriptor
-that is opened for reading. What it is not: a sign that a daemon lives.
+that is opened for reading. What it is not: a sign that a daemon lives, or proof of anything: who may open the daemon's files,
+its user or root, can write it. That ends loads, and costs the next life what it would have taken over.
 
-Invariant: numbers rise. Control thread only.
+Invariant: each life puts its own number, and none has been given before. Control thread only.
 """
 
 import fcntl
@@ -46,8 +47,7 @@ class LifePage:
         return self._page.life
 
     def begin_life(self, number: int) -> None:
-        """The slots are this life's from now on. REQUIRES: `number` is above the last one."""
-        assert number > self.number
+        """The slots are this life's from now on, whatever stands there. REQUIRES: no life has had the number."""
         self._page.begin(number)
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Book of a life: what was entered is read, what was cut off or damaged is not, and it never grows."""
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvpool.ids import PAGE_BYTES
-from kvpool.index.holders import Holder, Process
+from kvpool.index.holders import Holder, Process, unknown_holder
 from kvpool.tiers.dram.kept import book as books
 from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempt, read_book
 from tests.rigs.daemon import SMALL
@@ -109,15 +110,43 @@ def test_the_log_has_an_end_and_nothing_is_half_entered(book: Book, monkeypatch:
     small.close()
 
 
-@pytest.mark.parametrize("cut", [1, 7, 8, 20])
-def test_an_entry_that_was_cut_off_ends_the_log(book: Book, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 7, 8, 20, None])
+def test_an_entry_without_its_beginning_is_none_yet(book: Book, cut: int | None) -> None:
     book.add_namespace(0, "kept", SMALL)
     end = book._end
     book.add_namespace(1, "cut off", SMALL)
     whole = os.pread(book.descriptor, book._end - end, end)
-    os.pwrite(book.descriptor, whole[:cut].ljust(len(whole), b"\0"), end)
+    os.pwrite(book.descriptor, (bytes(8) + whole[8:][:cut]).ljust(len(whole), b"\0"), end)
     book.mark_complete()
     assert read_book(book.descriptor).namespaces == {0: ("kept", SMALL)}
+
+
+def test_an_entry_that_is_damaged_is_the_end_of_the_book_and_not_of_its_log(book: Book) -> None:
+    book.add_namespace(0, "first", SMALL)
+    at = book._end
+    book.remove_namespace(0)
+    book.add_namespace(0, "later", SMALL)
+    book.mark_complete()
+    assert read_book(book.descriptor).namespaces == {0: ("later", SMALL)}
+    believed = 0
+    for bit in range((book._end - at) * 8):
+        byte = os.pread(book.descriptor, 1, at + bit // 8)[0]
+        os.pwrite(book.descriptor, bytes([byte ^ 1 << bit % 8]), at + bit // 8)
+        with contextlib.suppress(BadBook):
+            assert read_book(book.descriptor).namespaces == {0: ("later", SMALL)}  # what fills an entry up says nothing
+            believed += 1
+        os.pwrite(book.descriptor, bytes([byte]), at + bit // 8)
+    assert believed < 2 * 7 * 8
+
+
+def test_a_damaged_last_number_is_a_damaged_book(book: Book) -> None:
+    book.mark_complete()
+    for bit in range(64):
+        byte = os.pread(book.descriptor, 1, books.LAST_AT + bit // 8)[0]
+        os.pwrite(book.descriptor, bytes([byte ^ 1 << bit % 8]), books.LAST_AT + bit // 8)
+        with pytest.raises(BadBook, match="damaged"):
+            read_book(book.descriptor)
+        os.pwrite(book.descriptor, bytes([byte]), books.LAST_AT + bit // 8)
 
 
 def test_flipped_bits_are_never_another_entry(book: Book) -> None:
@@ -142,11 +171,31 @@ def test_flipped_bits_are_never_another_entry(book: Book) -> None:
             refused += 1
         else:
             assert found.head == expected.head
-            assert found.namespaces.items() <= expected.namespaces.items()
+            assert found.namespaces == expected.namespaces
+            assert found.last_holder == expected.last_holder
             assert set(found.holders) <= set(expected.holders)
             assert found.damaged_holders >= len(expected.holders) - len(found.holders)
         os.pwrite(book.descriptor, clean[bit // 8 : bit // 8 + 1], bit // 8)
     assert 0 < refused < 1000
+
+
+def test_a_damaged_place_is_an_unknown_writer_of_a_number_of_its_own(book: Book) -> None:
+    book.enter_holder(_holder(3))
+    book.enter_holder(_holder(9))
+    book.mark_complete()
+    assert read_book(book.descriptor).first_unused == 10
+    for at in (PAGE_BYTES, PAGE_BYTES + PLACE_BYTES):
+        os.pwrite(book.descriptor, b"\xff", at + 8)
+        content = read_book(book.descriptor)
+        assert content.writers == (*content.holders, unknown_holder(10))
+        assert content.first_unused == 11
+    assert content.holders == ()
+    another = Book(HEAD, PLACES, content.first_unused - 1)
+    for holder in content.writers:
+        another.enter_holder(holder)
+    another.mark_complete()
+    assert read_book(another.descriptor).writers == content.writers
+    another.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * PAGE_BYTES, os.urandom(3 * PAGE_BYTES), b"kvpbook1" + b"\xff" * 8192])
