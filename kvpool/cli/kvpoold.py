@@ -3,7 +3,8 @@
 A SIGHUP means "read the configuration again" and ends no kvpoold: it is ignored before the daemon's modules are imported, which
 takes a third of a second, until `server.app` serves it, and again from there to the process's end. Main thread only.
 
-Exit codes: 0 stopped by a signal, 1 could not serve or print, 2 wrong usage or configuration.
+Exit codes: 0 stopped by a signal, 1 could not serve or print, 2 wrong usage or configuration, 130 stopped for a restart by the
+service manager, which has its memory.
 """
 
 import gc
@@ -31,7 +32,8 @@ Examples:
 Exit codes:
   0  stopped by SIGTERM or SIGINT (which end it as signals do before it serves), or --check found no fault
   1  could not serve, or print
-  2  wrong usage or configuration, or this machine lacks what it takes"""
+  2  wrong usage or configuration, or this machine lacks what it takes
+  130  stopped by SIGINT for a restart by the service manager, which has the memory of DRAM meanwhile"""
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def serve(file: str | None, overrides: list[str]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     kvpool_native.keep_freed_memory(FREED_BYTES_KEPT, FREED_BLOCK_BYTES)
     try:
-        uvloop.run(_serve(config, lambda: checked_config(path, overrides).config))
+        return uvloop.run(_serve(config, lambda: checked_config(path, overrides).config))
     except ConfigError as error:
         _print_faults(error)
         return 2
@@ -58,7 +58,6 @@ def serve(file: str | None, overrides: list[str]) -> int:
             raise
         log.error("cannot serve: %s", describe(error))
         return 1
-    return 0
 
 
 def check(file: str | None, overrides: list[str]) -> int:
@@ -93,9 +92,10 @@ def _print_faults(error: ConfigError) -> None:
         print(f"{lead}kvpoold: {escaped(fault)}", file=sys.stderr)
 
 
-async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+async def _serve(config: Config, reread: Callable[[], Config]) -> int:
     app = App(config, reread)
     await app.run()
     if not app.has_ended:
         logging.shutdown()
-        os._exit(0)  # an ordinary exit would wait for threads that wait for the disk
+        os._exit(app.exit_code)  # an ordinary exit would wait for threads that wait for the disk
+    return app.exit_code

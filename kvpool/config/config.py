@@ -408,7 +408,7 @@ OPTIONS: dict[str, Option] = {
     "server.staging": size_option("64KiB", "16GiB", "64MiB"),
     "server.keep_memory": choice_option("auto", "systemd", "keeper", "off"),
     "server.keep_for": duration_option("1s", "7d", "10m"),
-    "server.stop": choice_option("keep", "demote"),
+    "server.stop": choice_option("auto", "keep", "demote"),
     **HBM_OPTIONS,
     "dram.capacity": size_option("64KiB", f"{kvpool_native.ARENA_BYTES_MAX >> 40}TiB", "1GiB"),
     "dram.segment": size_option("4KiB", "16GiB", "64MiB"),

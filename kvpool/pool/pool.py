@@ -263,6 +263,11 @@ class Pool:
         left = self._directory.count_unsaved()
         return {"chunks": count, "left": left, "durable": is_synced and not left}
 
+    @property
+    def has_lower_tier(self) -> bool:
+        """Whether there is a tier that chunks can be demoted to."""
+        return bool(self._tiering)
+
     def fds(self) -> tuple[int, ...]:
         """The descriptors an engine gets: arena, index, and, where there are such, the table of other nodes' chunks and the
         life page."""

@@ -5,8 +5,8 @@
 
 It waits where its last lives ended early and a service manager restarts it (`lives`). The socket appears with SERVING. In
 DRAINING new connections and reservations are refused, and reservations under way may still be committed. Chunks that DRAM alone
-has stay in memory that is kept, or are written down beside them and after, for the lower tiers' stop timeout at most. Control
-thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
+has stay in memory that outlives the daemon for certain, or are written down beside them and after, for the lower tiers' stop
+timeout at most. Control thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -50,10 +50,13 @@ EXTEND_EVERY_S = 5.0
 START_S = 90.0  # what a service manager gives a start
 # So many lives in a row that a service manager has restarted, and the memory that they went on from may be why.
 EARLY_ENDS_MAX = 5
+# A stop after which the unit's manager begins the next life: its memory would be given up if the service stayed down.
+EXIT_RESTART = 128 + signal.SIGINT
 
 
 class App:
-    """One process of the daemon. `has_ended` is False after `run` where a thread is left that waits for a disk."""
+    """One process of the daemon. After `run`, `has_ended` is False where a thread is left that waits for a disk, and
+    `exit_code` is what its manager is to see."""
 
     def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError."""
@@ -72,6 +75,7 @@ class App:
         self._passed = take_passed(os.environ, os.getpid())
         self._keeper: DescriptorStore | OwnKeeper | None = None
         self.has_ended = True
+        self.exit_code = 0
 
     def _make_fleets(self, domain: bytes, room: PeerRoom) -> "list[Fleet]":
         from kvpool.server.peers.fleet import Fleet  # a fifth of a start, which a node without peers has no use for
@@ -204,15 +208,15 @@ class App:
         await daemon.supervision.end_probe()  # and with it the self-probe's chunk, which nobody misses
         server = daemon.config.server
         deadline = Deadline(server.stop_timeout, self._clock)
-        is_restart = (
-            self._signals.stopped_by == signal.SIGINT
-        )  # by the unit; of a keeper process it makes no difference
-        is_kept = server.stop == "keep" and pool.kept.keeps_through(is_restart=is_restart)
-        writing = asyncio.ensure_future(
-            pool.demote_all(
-                0.0 if is_kept else daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending
-            )
-        )
+
+        def begin_demotion(timeout_s: float) -> asyncio.Future[dict[str, int]]:
+            return asyncio.ensure_future(pool.demote_all(timeout_s, lambda: daemon.has_connections or pool.is_ending))
+
+        writing = None
+        if why_written := self._why_written(server.stop, pool.kept):
+            if pool.has_lower_tier:
+                log.info("a lower tier gets what dram alone has: %s", why_written)
+            writing = begin_demotion(daemon.config.stop_timeout)
         extended = Deadline(EXTEND_EVERY_S, self._clock)  # no probe does it any more
         while pool.is_busy and not deadline.has_passed():
             if extended.has_passed():
@@ -220,18 +224,36 @@ class App:
                 extended = Deadline(EXTEND_EVERY_S, self._clock)
             await asyncio.sleep(DRAIN_POLL_S)
         await daemon.close_connections()
+        if writing is None:
+            why_written = self._why_written(server.stop, pool.kept)  # its keeper may have ended meanwhile
+            writing = begin_demotion(daemon.config.stop_timeout if why_written else 0.0)
         while not writing.done():
             daemon.supervision.go_on_draining()
             await asyncio.wait([writing], timeout=EXTEND_EVERY_S)
         written = writing.result()
         if server.stop == "demote":
             pool.kept.drop()
+        elif not why_written and self._is_restart and isinstance(self._keeper, DescriptorStore):
+            self.exit_code = EXIT_RESTART
         failpoint.reach("daemon.drain.end")
         log.info(
             "stopped by signal: %d chunks written down, %d %s, durable: %s, drained in %.2f s",
             written["chunks"],
             written["left"],
-            f"left in memory with {pool.kept.keeper_name}" if is_kept else "dropped with the DRAM tier",
+            f"left in memory with {pool.kept.keeper_name}" if pool.kept.is_kept else "dropped with the DRAM tier",
             "yes" if written["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
+
+    def _why_written(self, stop: str, kept: KeptMemory) -> str:
+        """Why a stop writes down what DRAM alone has, as a clause; empty where that stays in memory."""
+        if stop == "demote":
+            return "server.stop is demote"
+        if stop == "keep" and kept.is_kept:
+            return ""
+        return kept.why_it_may_end(is_restart=self._is_restart)
+
+    @property
+    def _is_restart(self) -> bool:
+        """By the unit's word; of a keeper process it makes no difference."""
+        return self._signals.stopped_by == signal.SIGINT

@@ -35,7 +35,7 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_, region),
       records_(std::move(records), geometry.kept()),
       arena_(geometry.arena, records_.runs()),
-      policy_(make_policy(policy, geometry.max_chunks, seed)),
+      policy_(make_policy(policy, geometry.max_chunks, seed, records_.learned())),
       queues_(records_, *policy_),
       standings_(records_, arena_, queues_),
       demotion_(records_, arena_, queues_, *policy_, standings_, geometry.capacity),

@@ -129,6 +129,7 @@ FormerCounts Directory::restore_former(const FormerLife& former, std::span<const
     ++(one.restored.valid() ? counts.taken : counts.unplaced);
     counts.taken_bytes += one.restored.valid() ? chunk_bytes(records_[one.restored]) : 0;
   }
+  policy_->restore(former.region(), records_.alive());
   finish_restore(former.generations_end());
   return counts;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "eviction/eviction_policy.h"
 #include "records/chunk_records.h"
 #include "records/kept_tokens.h"
 
@@ -80,8 +81,8 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan_device(uint64_t capacit
 KeptShape DirectoryGeometry::kept() const noexcept {
   const uint64_t token_bytes = round_up(std::min(capacity / KEPT_TOKENS_PART + 1, KEPT_TOKENS_MAX), KeptTokens::SLAB_BYTES);
   return {capacity,    arena.segment_bytes, arena.slot_bytes_min,   arena.checksum_bytes_min,
-          token_bytes, arena.segments,      arena.max_run_segments, max_chunks,
-          sizeof(ChunkRecord)};
+          token_bytes, learned_bytes(max_chunks), arena.segments, arena.max_run_segments,
+          max_chunks,  sizeof(ChunkRecord)};
 }
 
 RegionShape DirectoryGeometry::region(Tier tier, Backing backing) const noexcept {

@@ -76,6 +76,7 @@ class FormerLife {
   }
   [[nodiscard]] const ChunkRecord& record(uint32_t id) const noexcept { return records_[id]; }
   [[nodiscard]] RecordSeal seal(uint32_t id) const noexcept { return kept_.seals()[id]; }
+  [[nodiscard]] const KeptRegion& region() const noexcept { return kept_; }
   [[nodiscard]] uint32_t max_chunks() const noexcept { return kept_.shape().max_chunks; }
   // How many entries its index seems to have, of chunks in any tier; bytes of cells for token ids.
   [[nodiscard]] uint64_t entries() const noexcept;

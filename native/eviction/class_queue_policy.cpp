@@ -8,11 +8,12 @@
 namespace kvpool {
 namespace {
 
-// Requests from one learning to the next.
-constexpr uint64_t LEARN_EVERY = 100;
 // Measured on traces: with four, which chunks happened to be forgotten moved the hits by up to two points.
 constexpr uint64_t GHOSTS_PER_CHUNK = 8;
 constexpr uint8_t MAX_TOUCHES = 255;
+// In kept memory the model comes first, then the duel, then the ghosts.
+constexpr uint64_t DUEL_OFFSET = round_up(sizeof(SurvivalModel::Memory), PAGE_BYTES);
+[[nodiscard]] uint64_t ghosts_offset(uint32_t max_chunks) noexcept { return round_up(DUEL_OFFSET + PolicyDuel::bytes(max_chunks), PAGE_BYTES); }
 
 // The first queue of each number of touches.
 constexpr auto QUEUES_BY_TOUCHES = [] {
@@ -25,15 +26,36 @@ constexpr auto QUEUES_BY_TOUCHES = [] {
 
 }  // namespace
 
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed) {
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed, uint8_t* kept) {
   if (kind == PolicyKind::LRU) {
     return std::make_unique<LruPolicy>();
   }
-  return std::make_unique<ClassQueuePolicy>(max_chunks, seed);
+  return std::make_unique<ClassQueuePolicy>(max_chunks, seed, kept);
 }
 
-ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed)
-    : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_, seed) {}
+uint64_t learned_bytes(uint32_t max_chunks) noexcept {
+  return round_up(ghosts_offset(max_chunks) + GhostTable::places_for(GHOSTS_PER_CHUNK * max_chunks) * sizeof(Ghost), PAGE_BYTES);
+}
+
+ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed, uint8_t* kept)
+    : model_(reinterpret_cast<SurvivalModel::Memory*>(kept)),
+      learned_(model_),
+      ghosts_(GHOSTS_PER_CHUNK * max_chunks, kept == nullptr ? nullptr : reinterpret_cast<Ghost*>(kept + ghosts_offset(max_chunks))),
+      duel_(max_chunks, learned_, seed, kept == nullptr ? nullptr : reinterpret_cast<PolicyDuel::Memory*>(kept + DUEL_OFFSET)) {}
+
+// Reading ghosts that were never written would take memory for them.
+void ClassQueuePolicy::restore(const KeptRegion& former, uint64_t chunks) {
+  model_.restore(*reinterpret_cast<const SurvivalModel::Memory*>(former.learned()));
+  duel_.restore(*reinterpret_cast<const PolicyDuel::Memory*>(former.learned() + DUEL_OFFSET));
+  ghosts_.make_room(GHOSTS_PER_CHUNK * chunks);
+  const Mapping& mapping = former.mapping();
+  const uint64_t first = static_cast<uint64_t>(former.learned() - mapping.data()) + ghosts_offset(former.shape().max_chunks);
+  const uint64_t last = first + GhostTable::places_for(GHOSTS_PER_CHUNK * former.shape().max_chunks) * sizeof(Ghost);
+  for (Stretch pages = mapping.next_pages(first); pages.begin < std::min(pages.end, last); pages = mapping.next_pages(pages.end)) {
+    const auto* const ghosts = reinterpret_cast<const Ghost*>(mapping.data() + pages.begin);
+    ghosts_.restore({ghosts, (std::min(pages.end, last) - pages.begin) / sizeof(Ghost)}, QUEUES);
+  }
+}
 
 uint8_t ClassQueuePolicy::queue_of(const ChunkRecord& record) noexcept {
   return static_cast<uint8_t>(QUEUES_BY_TOUCHES[record.touches] + record.chain_kind);
@@ -105,7 +127,7 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, std::span<const RecordId
   }
   ghosts_.make_room(GHOSTS_PER_CHUNK * records.alive());
   duel_.note_uses(sampled_, records.alive(), now_ns);
-  if (++requests_ % LEARN_EVERY == 0) {
+  if (model_.count_request() >= SurvivalModel::LEARN_EVERY) {
     model_.learn(now_ns);
   }
 }

@@ -58,6 +58,8 @@ class EvictionPolicy {
   virtual void note_new(ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
   // A chunk was evicted.
   virtual void note_evicted(const ChunkRecord&) {}
+  // Goes on with what the policy of a former life knew, beside so many chunks that are here already. REQUIRES: nothing was noted yet.
+  virtual void restore(const KeptRegion& /*former*/, uint64_t /*chunks*/) {}
   // A request has used this chain, root first: those marked as used get their queues.
   virtual void note_uses(ChunkRecords&, std::span<const RecordId> /*chain*/, uint64_t /*now_ns*/) {}
   // How likely a chunk in this queue, used last at that time, is to be used again; 0 as long as not `knows_chances`.
@@ -76,7 +78,11 @@ class LruPolicy : public EvictionPolicy {
   }
 };
 
-// `max_chunks`: bounds what the policy keeps in mind. `seed`: chooses the sample that it learns from.
-[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed);
+// `max_chunks`: bounds what the policy keeps in mind. `seed`: chooses the sample that it learns from. `kept`: zeroed memory for what it
+// learns, which lives as long; nullptr: it has its own.
+[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed,
+                                                          uint8_t* kept = nullptr);
+// How much of it any policy needs.
+[[nodiscard]] uint64_t learned_bytes(uint32_t max_chunks) noexcept;
 
 }  // namespace kvpool

@@ -2,7 +2,8 @@
 //
 // What it is: a table of 16 bytes a chunk, in buckets of eight; a full bucket forgets the one that was used longest ago.
 // What it is not: exact. It grows with the tier up to the size given to it, and then forgets what would stand elsewhere: that
-// is before the tier is full, when little has been evicted. Its memory is the system's zeros until it is used.
+// is before the tier is full, when little has been evicted. Its memory is the system's zeros until it is used, and
+// may outlive the process (kept_region.h): a ghost that a kill has left half written is of nobody, or as good as another.
 // Threads: the control thread only. O(1) per operation.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "base/types.h"
@@ -30,10 +32,15 @@ static_assert(sizeof(Ghost) == 16);
 
 class GhostTable {
  public:
-  // REQUIRES: chunks > 0.
-  explicit GhostTable(uint64_t chunks_max)
-      : places_max_(std::max(BUCKET, std::bit_ceil(chunks_max))),
-        ghosts_(static_cast<Ghost*>(std::calloc(places_max_, sizeof(Ghost))), &std::free) {
+  // Of how many places a table is at most that remembers so many chunks.
+  [[nodiscard]] static constexpr uint64_t places_for(uint64_t chunks_max) noexcept {
+    return std::max(BUCKET, std::bit_ceil(chunks_max));
+  }
+  // In zeroed memory of `places_for(chunks_max)` ghosts that lives as long; in its own where that is nullptr. REQUIRES: chunks_max > 0.
+  explicit GhostTable(uint64_t chunks_max, Ghost* memory = nullptr)
+      : places_max_(places_for(chunks_max)),
+        ghosts_(memory != nullptr ? memory : static_cast<Ghost*>(std::calloc(places_max_, sizeof(Ghost))),
+                memory != nullptr ? [](void*) {} : &std::free) {
     if (ghosts_ == nullptr) {
       throw std::bad_alloc();
     }
@@ -49,6 +56,15 @@ class GhostTable {
     const Ghost* const bucket = bucket_of(tag_of(key));
     __builtin_prefetch(bucket, 1);
     __builtin_prefetch(bucket + BUCKET / 2, 1);
+  }
+
+  // Remembers what a former table did, as far as there is room. `ghosts` may say anything: any value in range might have been.
+  void restore(std::span<const Ghost> ghosts, uint8_t queues) noexcept {
+    for (const Ghost& ghost : ghosts) {
+      if (ghost.touches != 0 && ghost.queue < queues) {
+        insert(ghost);
+      }
+    }
   }
 
   // REQUIRES: ghost.touches > 0.

@@ -5,6 +5,8 @@
 // that a few prompts make a lead that means nothing. What it is not: exact. Chunks are sampled by their keys (as in SHARDS,
 // Waldspurger et al., 2015), and each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs
 // on its nearest sampled ancestor, so that a shadow too holds whole prefixes.
+// All of it lies in memory that may outlive the process (kept_region.h), for a leader without its shadows sticks to an accident. Chains
+// of a shadow are used once more by a later life, in the order of their last uses; the score is sealed, in turns in two places.
 // Threads: the control thread only. O(1) per sampled chunk.
 #pragma once
 
@@ -29,8 +31,10 @@ struct SampledUse {
 // A tier of keys alone.
 class PolicyShadow {
  public:
-  // REQUIRES: `policy` lives as long.
-  PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy);
+  // REQUIRES: `policy` lives as long, and `memory`, zeroed, for so many; nullptr: it has its own.
+  PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy, ChunkRecord* memory = nullptr);
+  // Holds what a shadow of the same size held whose memory may say anything by now. REQUIRES: it is empty.
+  void restore(const ChunkRecord* former);
 
   // A request uses this chain, root first. Returns how many of its chunks were here. No more than `limit` stay.
   // REQUIRES: no key stands in it twice.
@@ -43,6 +47,7 @@ class PolicyShadow {
   void evict(RecordId id) noexcept;
   void forget(const ChunkKey& key) noexcept;
 
+  const uint32_t chunks_max_;
   ChunkRecords records_;
   EvictionQueues queues_;
   KeyMap places_;  // whole keys: clients choose them, and words of them may meet
@@ -51,28 +56,48 @@ class PolicyShadow {
 
 class PolicyDuel {
  public:
-  // `learned` judges by worth; `seed` chooses the sample. REQUIRES: `learned` lives as long.
-  PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed);
+  struct Score {
+    uint32_t crc;  // of what follows
+    uint32_t is_by_age;
+    uint64_t requests;  // 0: nothing was ever scored
+    HashSeed seed;
+    double oldest_hits;    // decayed
+    double cheapest_hits;  // decayed
+    double variance;       // of their difference, were it chance: the squares of each request's; decayed
+  };
+  struct alignas(ChunkRecord) Memory {
+    Score scores[2];  // the one of an odd number of requests is the second
+    // What follows: the oldest's, then the cheapest's.
+    [[nodiscard]] const ChunkRecord* shadows() const noexcept { return reinterpret_cast<const ChunkRecord*>(this + 1); }
+    [[nodiscard]] ChunkRecord* shadows() noexcept { return reinterpret_cast<ChunkRecord*>(this + 1); }
+  };
+
+  // `learned` judges by worth; `seed` chooses the sample. REQUIRES: `learned` lives as long, and `memory`, zeroed, of
+  // `bytes(max_chunks)`; nullptr: the duel has its own.
+  PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed, Memory* memory = nullptr);
+  [[nodiscard]] static uint64_t bytes(uint32_t max_chunks) noexcept;
+  // Goes on with a duel over as many chunks whose memory may say anything by now. REQUIRES: nothing was noted yet.
+  void restore(const Memory& former);
 
   // One in a power of two of the keys, under a seed that never leaves the process: no client can choose who is right.
   [[nodiscard]] bool is_sampled(const ChunkKey& key) const noexcept {
-    return mask_ == 0 || (keyed_hash(key, seed_) & mask_) == 0;
+    return mask_ == 0 || (keyed_hash(key, score_.seed) & mask_) == 0;
   }
   // A request has used these, root first; the tier has `chunks`, and is full or not.
   void note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns);
-  [[nodiscard]] bool is_by_age() const noexcept { return is_by_age_; }
+  [[nodiscard]] bool is_by_age() const noexcept { return score_.is_by_age != 0; }
   [[nodiscard]] uint64_t switches() const noexcept { return switches_; }
 
  private:
+  void keep_score() noexcept;
+
+  const uint32_t max_chunks_;
   const uint64_t mask_;
-  const HashSeed seed_;
+  Memory* const memory_;  // nullptr: nothing of it outlives the process
   const LruPolicy by_age_;
   PolicyShadow oldest_;
   PolicyShadow cheapest_;
-  double oldest_hits_ = 0;    // decayed
-  double cheapest_hits_ = 0;  // decayed
-  double variance_ = 0;       // of their difference, were it chance: the squares of each request's; decayed
-  bool is_by_age_ = false;
+  Score score_{};
   uint64_t switches_ = 0;
 };
 

@@ -2,14 +2,16 @@
 #include "eviction/survival.h"
 
 #include <algorithm>
+#include <cstddef>
+
+#include "checksum/crc32c.h"
+#include "records/kept_region.h"
 
 namespace kvpool {
 namespace {
 
 // Of what was learned, this much is left after the next learning: half of it after 7,000 requests.
 constexpr double COUNTS_DECAY = 0.99;
-// Beyond so many learnings the oldest starts are taken for as young as the next.
-constexpr size_t EPOCHS = 256;
 // As many intervals as a class takes from all classes together, and a bin of these from the bin before.
 constexpr double BORROWED = 50;
 // An age that no interval was long enough to reach says little: so many are assumed to have reached it without a use.
@@ -21,8 +23,33 @@ constexpr std::array<double, 3> WEIGHTS{6, 4, 1};
 // Until something is learned the older one is worth less.
 constexpr double UNLEARNED = 1e-9;
 constexpr double LEAST_SURVIVAL = 1e-6;
+// More of anything is not counted in the life of a machine.
+constexpr double MOST = 1e15;
 
 using Bins = std::array<double, SurvivalModel::BINS>;
+
+[[nodiscard]] uint32_t crc_of(const SurvivalModel::History& history) noexcept {
+  constexpr size_t BEGIN = offsetof(SurvivalModel::History, crc) + sizeof(history.crc);
+  return crc32c(0, reinterpret_cast<const uint8_t*>(&history) + BEGIN, sizeof(history) - BEGIN);
+}
+
+// No comparison is true of what is no number.
+[[nodiscard]] bool is_count(double value) noexcept { return value >= -MOST && value <= MOST; }
+
+[[nodiscard]] bool is_whole(const SurvivalModel::History& history) noexcept {
+  if (history.number == 0 || history.epoch_count == 0 || history.epoch_count > SurvivalModel::EPOCHS_MAX ||
+      history.crc != crc_of(history)) {
+    return false;
+  }
+  const auto in_range = [](const auto& counts) { return std::ranges::all_of(counts, is_count); };
+  return std::ranges::all_of(history.uses, in_range) &&
+         std::ranges::all_of(history.epochs, in_range, &SurvivalModel::Epoch::started);
+}
+
+[[nodiscard]] bool are_in_range(const SurvivalModel::Counts& counts) noexcept {
+  const auto in_range = [](int64_t count) { return is_count(static_cast<double>(count)); };
+  return counts.requests <= SurvivalModel::LEARN_EVERY && std::ranges::all_of(counts.started, in_range);
+}
 
 [[nodiscard]] Bins smoothed(const Bins& counts) noexcept {
   Bins out{};
@@ -41,7 +68,11 @@ using Bins = std::array<double, SurvivalModel::BINS>;
 
 }  // namespace
 
-SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES), chances_(CLASSES) {
+SurvivalModel::SurvivalModel(Memory* memory)
+    : own_(memory == nullptr ? std::make_unique<Memory>() : nullptr),
+      memory_(memory == nullptr ? own_.get() : memory),
+      worth_(CLASSES),
+      chances_(CLASSES) {
   for (auto& row : worth_) {
     for (uint32_t bin = 0; bin < BINS; ++bin) {
       row[bin] = static_cast<float>(UNLEARNED / (bin + 1));
@@ -49,40 +80,72 @@ SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES), chanc
   }
 }
 
-void SurvivalModel::close_epoch(uint64_t now_ns) {
-  for (Epoch& epoch : epochs_) {
-    for (float& count : epoch.started) {
+void SurvivalModel::restore(const Memory& former) noexcept {
+  const History* known = nullptr;
+  for (const History& one : former.histories) {
+    known = is_whole(one) && (known == nullptr || one.number > known->number) ? &one : known;
+  }
+  const uint64_t number = known == nullptr ? 0 : known->number;
+  if (known != nullptr) {
+    memory_->histories[number % 2] = *known;
+  }
+  if (former.counts.number == number && are_in_range(former.counts)) {
+    memory_->counts = former.counts;
+  }
+  memory_->counts.number = number;
+  if (known != nullptr) {
+    form_opinions(known->epochs[known->epoch_count - 1].now_ns);
+  }
+}
+
+// The next history is whole before the counts that it has taken in are gone, and they follow it only then.
+void SurvivalModel::close_epoch(uint64_t now_ns) noexcept {
+  Counts& counts = memory_->counts;
+  History& next = memory_->histories[(counts.number + 1) % 2];
+  next = history();
+  for (uint32_t epoch = 0; epoch < next.epoch_count; ++epoch) {
+    for (float& count : next.epochs[epoch].started) {
       count *= static_cast<float>(COUNTS_DECAY);
     }
   }
-  if (epochs_.size() == EPOCHS) {
+  if (next.epoch_count == EPOCHS_MAX) {
     for (uint32_t number = 0; number < CLASSES; ++number) {
-      epochs_[1].started[number] += epochs_[0].started[number];
+      next.epochs[1].started[number] += next.epochs[0].started[number];
     }
-    epochs_.pop_front();
+    std::copy(next.epochs.begin() + 1, next.epochs.end(), next.epochs.begin());
+    --next.epoch_count;
   }
-  epochs_.push_back({now_ns, {}});
+  Epoch& last = next.epochs[next.epoch_count++];
+  last.now_ns = now_ns;
   for (uint32_t number = 0; number < CLASSES; ++number) {
-    epochs_.back().started[number] = static_cast<float>(started_[number]);
-    started_[number] = 0;
+    last.started[number] = static_cast<float>(counts.started[number]);
     for (uint32_t bin = 0; bin < BINS; ++bin) {
-      reuses_[number][bin] = reuses_[number][bin] * COUNTS_DECAY + ended_[number][bin];
+      next.uses[number][bin] = next.uses[number][bin] * COUNTS_DECAY + counts.ended[number][bin];
     }
-    ended_[number].fill(0);
   }
+  next.number = counts.number + 1;
+  keep_order();
+  next.crc = crc_of(next);
+  keep_order();
+  counts.requests = 0;
+  counts.started.fill(0);
+  counts.ended.fill({});
+  keep_order();
+  counts.number = next.number;
 }
 
 // By bin: intervals that began long enough ago to have lasted so long.
 SurvivalModel::Row SurvivalModel::intervals_seen(uint32_t of_class, uint64_t now_ns) const noexcept {
   double old_enough = 0;
-  for (const Epoch& epoch : epochs_) {
-    old_enough += static_cast<double>(epoch.started[of_class]);
+  const History& known = history();
+  for (uint32_t epoch = 0; epoch < known.epoch_count; ++epoch) {
+    old_enough += static_cast<double>(known.epochs[epoch].started[of_class]);
   }
   Row seen{};
-  size_t epoch = epochs_.size();
+  size_t epoch = known.epoch_count;
   for (uint32_t bin = 0; bin < BINS; ++bin) {
-    while (epoch > 0 && (now_ns - epochs_[epoch - 1].now_ns) >> TICK_SHIFT < first_tick(bin)) {
-      old_enough -= static_cast<double>(epochs_[--epoch].started[of_class]);
+    while (epoch > 0 && (now_ns - known.epochs[epoch - 1].now_ns) >> TICK_SHIFT < first_tick(bin)) {
+      old_enough -= static_cast<double>(known.epochs[--epoch].started[of_class]);
     }
     seen[bin] = std::max(old_enough, 0.0);
   }
@@ -91,6 +154,10 @@ SurvivalModel::Row SurvivalModel::intervals_seen(uint32_t of_class, uint64_t now
 
 void SurvivalModel::learn(uint64_t now_ns) {
   close_epoch(now_ns);
+  form_opinions(now_ns);
+}
+
+void SurvivalModel::form_opinions(uint64_t now_ns) {
   std::vector<Row> seen(CLASSES);
   Row all_seen{};
   Row all_ended{};
@@ -98,7 +165,7 @@ void SurvivalModel::learn(uint64_t now_ns) {
     seen[number] = intervals_seen(number, now_ns);
     for (uint32_t bin = 0; bin < BINS; ++bin) {
       all_seen[bin] += seen[number][bin];
-      all_ended[bin] += reuses_[number][bin];
+      all_ended[bin] += history().uses[number][bin];
     }
   }
   horizon_ = 0;
@@ -112,7 +179,7 @@ void SurvivalModel::learn(uint64_t now_ns) {
   }
   for (uint32_t number = 0; number < CLASSES; ++number) {
     const double likelihood = likelihood_of(number, seen[number], common);
-    const Row ended_near = smoothed(reuses_[number]);
+    const Row ended_near = smoothed(history().uses[number]);
     const Row seen_near = smoothed(seen[number]);
     Row share_ended{};
     for (uint32_t bin = 0; bin < BINS; ++bin) {
@@ -144,7 +211,7 @@ double SurvivalModel::likelihood_of(uint32_t of_class, const Row& seen, const Ro
   double ended = ALIKE;
   double expected = ALIKE;
   for (uint32_t bin = 0; bin < BINS; ++bin) {
-    ended += reuses_[of_class][bin];
+    ended += history().uses[of_class][bin];
     expected += common[bin] * seen[bin];
   }
   return ended / expected;

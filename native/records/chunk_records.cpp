@@ -19,7 +19,13 @@ uint32_t seal_of(const ChunkRecord& record, RecordId id, uint64_t parent_generat
   return crc + (crc == 0 ? 1U : 0U);
 }
 
-ChunkRecords::ChunkRecords(uint32_t capacity) : ChunkRecords(nullptr, KeptShape{.max_chunks = capacity}) {}
+ChunkRecords::ChunkRecords(uint32_t capacity, ChunkRecord* memory) : capacity_(capacity), records_(memory), seals_(nullptr), generations_end_(UINT64_MAX) {
+  KVPOOL_CHECK(capacity_ > 0);
+  if (records_ == nullptr) {
+    own_.emplace(capacity_);
+    records_ = &(*own_)[0];
+  }
+}
 
 ChunkRecords::ChunkRecords(std::shared_ptr<const Mapping> kept, const KeptShape& shape)
     : capacity_(shape.max_chunks),

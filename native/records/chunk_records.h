@@ -133,7 +133,8 @@ struct ChunkList {
 
 class ChunkRecords {
  public:
-  explicit ChunkRecords(uint32_t capacity);
+  // In zeroed memory for so many that lives as long; private memory where that is nullptr.
+  explicit ChunkRecords(uint32_t capacity, ChunkRecord* memory = nullptr);
   // In a zeroed region, which is made one of `shape`; private memory where there is none.
   ChunkRecords(std::shared_ptr<const Mapping> kept, const KeptShape& shape);
   ChunkRecords(const ChunkRecords&) = delete;
@@ -176,6 +177,8 @@ class ChunkRecords {
   [[nodiscard]] const KeptRegion& region() const noexcept { return *kept_; }
   // Entries of the arena's runs; nullptr where records are not kept.
   [[nodiscard]] KeptRun* runs() const noexcept { return kept_ ? kept_->runs() : nullptr; }
+  // For what the eviction policy learns; likewise.
+  [[nodiscard]] uint8_t* learned() const noexcept { return kept_ ? kept_->learned() : nullptr; }
   // Where so many will be written, with so many bytes of cells for token ids; nothing where records are not kept.
   [[nodiscard]] std::vector<WrittenSoon> pages_for(uint64_t records, uint64_t token_bytes) const {
     return kept_ ? kept_->pages_for(records, token_bytes) : std::vector<WrittenSoon>{};

@@ -43,7 +43,11 @@ uint64_t KeptRegion::tokens_offset(const KeptShape& shape) noexcept {
   return round_up(runs_offset(shape) + shape.segments * sizeof(KeptRun), PAGE_BYTES);
 }
 
-uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept { return round_up(tokens_offset(shape) + shape.token_bytes, PAGE_BYTES); }
+uint64_t KeptRegion::learned_offset(const KeptShape& shape) noexcept {
+  return round_up(tokens_offset(shape) + shape.token_bytes, PAGE_BYTES);
+}
+
+uint64_t KeptRegion::bytes(const KeptShape& shape) noexcept { return round_up(learned_offset(shape) + shape.learned_bytes, PAGE_BYTES); }
 
 std::optional<KeptRegion> KeptRegion::read(std::shared_ptr<const Mapping> mapping, const KeptShape& expected) noexcept {
   if (mapping == nullptr || mapping->size() < bytes(expected)) {
@@ -81,11 +85,12 @@ std::vector<WrittenSoon> KeptRegion::pages_for(uint64_t records, uint64_t token_
 }
 
 uint64_t KeptRegion::used_token_bytes() const noexcept {
+  const uint64_t begin = tokens_offset(shape_), end = begin + shape_.token_bytes;
   uint64_t used = 0;
-  for (Stretch pages = mapping_->next_pages(tokens_offset(shape_)); pages.begin < pages.end; pages = mapping_->next_pages(pages.end)) {
-    used += pages.end - pages.begin;
+  for (Stretch pages = mapping_->next_pages(begin); pages.begin < std::min(pages.end, end); pages = mapping_->next_pages(pages.end)) {
+    used += std::min(pages.end, end) - pages.begin;
   }
-  return std::min(used, shape_.token_bytes);
+  return used;
 }
 
 uint64_t KeptRegion::generations_end() const noexcept {

@@ -8,6 +8,7 @@
 //   seals_offset   RecordSeal[max_chunks]: what makes a record mean something, and who may be writing into its slot
 //   runs_offset    KeptRun[segments]: which run each segment of the arena was lent in last
 //   tokens_offset  token_bytes: the token ids of chunks (kept_tokens.h); what is not used of it takes no memory
+//   learned_offset learned_bytes: what the eviction policy has learned (class_queue_policy.h); likewise
 //
 // A process may be killed between any two stores, and what it has stored then stands there, in the order of the program. So:
 //   1. A record is good while it is READY, its seal is right and the generation word of its slot in the index is its own. The seal is
@@ -46,13 +47,14 @@ struct KeptShape {
   uint64_t slot_bytes_min = 0;
   uint64_t checksum_bytes_min = 0;
   uint64_t token_bytes = 0;
+  uint64_t learned_bytes = 0;
   uint32_t segments = 0;
   uint32_t max_run_segments = 0;
   uint32_t max_chunks = 0;
   uint32_t record_bytes = 0;
   friend bool operator==(const KeptShape&, const KeptShape&) noexcept = default;
 };
-static_assert(sizeof(KeptShape) == 56);
+static_assert(sizeof(KeptShape) == 64);
 
 // No generation from `end` on has been given. Raised in steps, in turns in one of two places: one of them is whole at any time.
 struct GenerationMark {
@@ -117,6 +119,7 @@ class KeptRegion {
   [[nodiscard]] RecordSeal* seals() const noexcept { return reinterpret_cast<RecordSeal*>(mapping_->data() + seals_offset(shape_)); }
   [[nodiscard]] KeptRun* runs() const noexcept { return reinterpret_cast<KeptRun*>(mapping_->data() + runs_offset(shape_)); }
   [[nodiscard]] uint8_t* tokens() const noexcept { return mapping_->data() + tokens_offset(shape_); }
+  [[nodiscard]] uint8_t* learned() const noexcept { return mapping_->data() + learned_offset(shape_); }
   [[nodiscard]] const Mapping& mapping() const noexcept { return *mapping_; }
   [[nodiscard]] const KeptShape& shape() const noexcept { return shape_; }
 
@@ -124,6 +127,7 @@ class KeptRegion {
   [[nodiscard]] static uint64_t seals_offset(const KeptShape& shape) noexcept;
   [[nodiscard]] static uint64_t runs_offset(const KeptShape& shape) noexcept;
   [[nodiscard]] static uint64_t tokens_offset(const KeptShape& shape) noexcept;
+  [[nodiscard]] static uint64_t learned_offset(const KeptShape& shape) noexcept;
   [[nodiscard]] KeptHead& head() const noexcept { return *reinterpret_cast<KeptHead*>(mapping_->data()); }
 
   std::shared_ptr<const Mapping> mapping_;

@@ -88,6 +88,6 @@ def _live(lives: Lives, kills: int, summary: Callable[[str], None]) -> None:
     tally = lives.tally
     summary(
         f"kills {dict(tally.kills)}, {tally.visible} chunks visible at them, {tally.checked} loaded right afterwards, "
-        f"at most {tally.withheld_max} slots withheld"
+        f"{tally.retained} with a priority of their own, at most {tally.withheld_max} slots withheld"
     )
     assert tally.visible > 0, "the engines have saved"

@@ -1,11 +1,8 @@
 """A daemon whose memory is kept, by a process of its own or by a service manager's descriptor store, until the test ends."""
 
-import array
 import contextlib
 import fcntl
 import os
-import select
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,10 +11,13 @@ from kvpool.server.keeping.keeper_process import FILES_MAX
 from kvpool.server.keeping.own_keeper import OwnKeeper, drop_everything
 from kvpool.tiers.dram.kept.keeper import KeeperFault
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.storing_manager import StoringManager
 
 KEEP_FOR = "10m"
 FIRST = 3  # the first descriptor that a service manager passes
 ABOVE = 100
+# Starts a command, hands SIGTERM on to it, and ends with it.
+HAND_ON = 'trap "kill -TERM \\$started" TERM; "$@" & started=$!; wait $started; wait $started'
 # Puts number and descriptors where a service manager would, and becomes the daemon.
 BECOME = 'export LISTEN_PID=$$; exec {moves}; exec "$@"'
 
@@ -58,38 +58,50 @@ class KeptDaemon(Daemon):
         wait_until(lambda: has_ended(keeper), "the keeper has ended")
 
 
+class ContainedDaemon(KeptDaemon):
+    """One kvpoold after another, each in a namespace of processes of its own, whose first one hands signals on. Root alone."""
+
+    def command(self) -> list[str]:
+        """The command line."""
+        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return [*namespace, "bash", "-c", HAND_ON, "first", *super().command()]
+
+    def signal_first_process(self, number: int) -> None:
+        """A signal to the first process there, as a container's stop."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), number)
+
+
 class StoredDaemon(Daemon):
-    """One kvpoold after another under a service manager with a descriptor store: what it gives it is passed to the next one.
+    """One kvpoold after another under a service manager with a descriptor store: what it gives it is passed to the next one."""
 
-    Invariant: the manager's side has at most as many descriptors as the unit allows.
-    """
-
-    def __init__(self, directory: Path, **options: str) -> None:
+    def __init__(self, directory: Path, room: int = FILES_MAX, **options: str) -> None:
+        """`room`: how much the manager really stores, whatever it says."""
         super().__init__(directory, **{"server.keep_memory": "auto", **options})
-        self.stored: dict[str, int] = {}
-        self.lines: list[str] = []
-        address = str(directory / "notify")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(address)
-        self.environment = {"NOTIFY_SOCKET": address, "FDSTORE": str(FILES_MAX)}
+        self.manager = StoringManager(str(directory / "notify"), room)
+        self.environment = {"NOTIFY_SOCKET": self.manager.address, "FDSTORE": str(FILES_MAX)}
 
     def __exit__(self, *given: object) -> None:
         super().__exit__(*given)  # type: ignore[arg-type]  # as above
-        self.forget()
-        self._socket.close()
+        self.manager.__exit__()
+
+    def __enter__(self) -> "StoredDaemon":
+        super().__enter__()
+        return self
 
     def launch(self, *arguments: str) -> None:
         """Start as a service manager does, with what it has stored from descriptor 3 on."""
-        self.take()
-        names = list(self.stored)
+        self.manager.take()
+        stored = self.manager.stored
         environment = {
             **os.environ,
             **self.environment,
-            "LISTEN_FDS": str(len(names)),
-            "LISTEN_FDNAMES": ":".join(names),
+            "LISTEN_FDS": str(len(stored)),
+            "LISTEN_FDNAMES": ":".join(stored),
         }
         # From numbers above all that are given, so that no redirection takes the place of one that is still to be given.
-        passed = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in self.stored.values()]
+        passed = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in stored.values()]
         moves = " ".join(f"{FIRST + place}<&{high} {high}<&-" for place, high in enumerate(passed))
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -103,42 +115,6 @@ class StoredDaemon(Daemon):
         for descriptor in passed:
             os.close(descriptor)
 
-    def take(self) -> None:
-        """Read what was sent since, as a manager that keeps what it is given by name."""
-        while select.select([self._socket], [], [], 0)[0]:
-            message, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(64))
-            received = array.array("i")
-            for _, _, data in ancillary:
-                received.frombytes(data)
-            lines = message.decode().splitlines()
-            self.lines += lines
-            names = [line.partition("=")[2] for line in lines if line.startswith("FDNAME=")]
-            if "FDSTORE=1" in lines:
-                self._store(names[0], list(received))
-            elif "FDSTOREREMOVE=1" in lines and names[0] in self.stored:
-                os.close(self.stored.pop(names[0]))
-
     def wait_stored(self, name: str) -> None:
         """Until the manager has a file."""
-
-        def has_it() -> bool:
-            self.take()
-            return name in self.stored
-
-        wait_until(has_it, f"{name} is stored")
-
-    def forget(self) -> None:
-        """As a stop of the service: nothing is stored any more."""
-        self.take()
-        for descriptor in self.stored.values():
-            os.close(descriptor)
-        self.stored.clear()
-
-    def _store(self, name: str, received: list[int]) -> None:
-        """As systemd: a file that it has is not stored twice, and beyond its limit nothing is."""
-        (descriptor,) = received
-        is_known = any(os.path.sameopenfile(descriptor, other) for other in self.stored.values())
-        if is_known or len(self.stored) >= FILES_MAX:
-            os.close(descriptor)
-            return
-        self.stored[name] = descriptor
+        wait_until(lambda: name in self.manager.stored, f"{name} is stored")

@@ -97,7 +97,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "arena": {"base", "records"},
     "remote_index": {"base", "hash"},
     "shared_index": {"base", "hash", "records", "arena", "remote_index"},
-    "eviction": {"base", "hash", "records"},
+    "eviction": {"base", "hash", "checksum", "records"},
     "retention": {"base", "records", "arena"},
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},

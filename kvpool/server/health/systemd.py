@@ -3,11 +3,12 @@
 Without that variable nothing is sent and there is no watchdog. A message that cannot be delivered is counted and logged once:
 the daemon serves engines with or without a manager. No library is needed for one datagram.
 
-Any thread may call it; each call opens, sends and closes, and blocks for at most SEND_TIMEOUT_S.
+Any thread may call it; each call opens, sends and closes, and blocks for at most SEND_TIMEOUT_S, `wait_read` for its time more.
 """
 
 import logging
 import os
+import select
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -66,13 +67,29 @@ class ServiceManager:
         """The daemon works: restart the manager's watchdog."""
         self._send("WATCHDOG=1")
 
-    def store(self, name: str, descriptor: int) -> bool:
-        """Keep a file for the next start of the service; False where the message was not delivered."""
-        return self._send("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", descriptors=(descriptor,))
+    def store(self, name: str, *descriptors: int) -> bool:
+        """Keep files for the next start of the service, under one name; False where the message was not delivered."""
+        return self._send("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", descriptors=descriptors)
 
     def remove_stored(self, name: str) -> bool:
         """Keep the files of a name no longer; False where the message was not delivered."""
         return self._send("FDSTOREREMOVE=1", f"FDNAME={name}")
+
+    def wait_read(self, timeout_s: float) -> bool:
+        """Whether it has done all that was sent before: it closes the descriptor of BARRIER=1 then. A systemd from before 246
+        does so with any that it has no use for."""
+        try:
+            own_end, its_end = os.pipe()
+        except OSError:
+            return False
+        try:
+            is_sent = self._send("BARRIER=1", descriptors=(its_end,))
+        finally:
+            os.close(its_end)
+        with os.fdopen(own_end, "rb"):
+            poll = select.poll()
+            poll.register(own_end, select.POLLIN)
+            return is_sent and bool(poll.poll(timeout_s * 1000))
 
     def _send(self, *assignments: str, descriptors: Sequence[int] = ()) -> bool:
         if self._address is None:

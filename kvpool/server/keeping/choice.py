@@ -44,7 +44,7 @@ def choose_keeper(
     reason = _reason_against(server)
     chosen: DescriptorStore | OwnKeeper | None = None
     if not reason:
-        if server.keep_memory != "keeper" and manager.is_there and has_store(environment):
+        if server.keep_memory != "keeper" and manager.is_there and has_store(environment) and store.has_room():
             chosen = store
         elif server.keep_memory == "systemd":
             reason = f"the service manager has no store for it (FileDescriptorStoreMax={FILES_MAX} of the unit)"
@@ -70,12 +70,18 @@ def _reason_against(server: ServerConfig) -> str:
 
 def _drop_left(keeper: DescriptorStore | OwnKeeper) -> None:
     """Have a keeper that is not used drop what it has."""
+    name = keeper.name
     try:
         found = keeper.take_memory()
         for descriptor in found.values():
             os.close(descriptor)
         keeper.drop_memory(found)
     except KeeperFault as error:
-        log.debug("%s: %s", keeper.name, error)
+        log.warning(
+            "%s is not used, and may still have memory of an earlier daemon, which its end frees: %s", name, error
+        )
+    else:
+        if isinstance(keeper, OwnKeeper) and not keeper.pid:
+            keeper.remove_place()
     if isinstance(keeper, OwnKeeper):
         keeper.close()

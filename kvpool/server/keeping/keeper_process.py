@@ -9,9 +9,10 @@
     give NAME               ok             came with one descriptor
     drop NAME ...           ok
 
-It serves its own user by the kernel (SO_PEERCRED), and maps none of the memory. It ends when it has nothing and nobody, when
-nobody has come back in time, and by any signal: what it had is then free. It is no child of the daemon, nor of its process
-group or terminal. Of all processes it is the first that a machine without memory ends.
+It serves its own user and root, by the kernel (SO_PEERCRED), and maps none of the memory. It ends when it has nothing and
+nobody, when nobody has come back in time, and by any signal: what it had is then free. It removes its socket's file, unless it
+is killed, while it still listens: nobody puts another one there before it has ended. It is no child of the daemon, nor of its
+process group or terminal. Of all processes it is the first that a machine without memory ends.
 
 Imports a few modules of the standard library alone. One thread. Bounds: FILES_MAX descriptors, PACKET_BYTES a request.
 """
@@ -19,6 +20,7 @@ Imports a few modules of the standard library alone. One thread. Bounds: FILES_M
 import os
 import resource
 import select
+import signal
 import socket
 import struct
 import sys
@@ -70,9 +72,9 @@ class Keeper:
             time.sleep(PAUSE_S)
             return
         pid, uid, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid != os.geteuid() or self._client is not None:
-            is_own = uid == os.geteuid()
-            _send(accepted, f"no busy {self._client_pid}" if is_own else "no it serves its own user alone")
+        is_served = uid in (0, os.geteuid())
+        if not is_served or self._client is not None:
+            _send(accepted, f"no busy {self._client_pid}" if is_served else "no it serves its own user and root alone")
             accepted.close()
             return
         self._client, self._client_pid = accepted, pid
@@ -148,6 +150,15 @@ def _write(path: str, text: str) -> None:
         return  # it serves without
 
 
+def _place_of(listener: socket.socket) -> "tuple[int, int] | None":
+    """The file at a socket's path."""
+    try:
+        found = os.lstat(listener.getsockname())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def main(keep_s: float) -> None:
     """Leave who has started it, and serve."""
     if os.fork():
@@ -158,7 +169,14 @@ def main(keep_s: float) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS_MIN, hard), hard))
     _write("/proc/self/comm", "kvpool-keeper")
     _write("/proc/self/oom_score_adj", "1000")
-    Keeper(socket.socket(fileno=sys.stdin.fileno()), keep_s).run()
+    listener = socket.socket(fileno=sys.stdin.fileno())
+    place = _place_of(listener)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        Keeper(listener, keep_s).run()
+    finally:
+        if place and place == _place_of(listener):  # nobody else's, whose daemon has missed this one
+            os.unlink(listener.getsockname())
 
 
 if __name__ == "__main__":

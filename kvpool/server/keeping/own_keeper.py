@@ -15,12 +15,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 from kvpool.clock import Deadline
-from kvpool.ownership import peer_of
+from kvpool.ownership import fault_of_daemon, peer_of, user_name
 from kvpool.server.keeping import keeper_process
+from kvpool.server.keeping.keeper_place import why_it_may_end
 from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
 
 log = logging.getLogger(__name__)
@@ -45,15 +45,31 @@ class KeeperBusy(KeeperFault):
     """The process serves another one."""
 
 
+def _fault_of_other(path: str, uid: int) -> str:
+    """That a keeper is another user's; empty where it is this one's."""
+    if uid == os.geteuid():
+        return ""
+    owner = user_name(uid)
+    return f"the memory that is kept at {path} belongs to user {owner}: `kvpoolctl flush --all` as {owner} or root frees it"
+
+
 class OwnKeeper:
     """The keeper process of one daemon's socket; see the module. Invariant: `pid` is 0 while there is no connection."""
 
-    def __init__(self, socket_path: str, keep_s: float, busy_s: float = BUSY_S) -> None:
+    def __init__(
+        self,
+        socket_path: str,
+        keep_s: float,
+        busy_s: float = BUSY_S,
+        *,
+        fault_of_user: Callable[[str, int], str] = _fault_of_other,
+    ) -> None:
         """`keep_s`: for how long it keeps memory without a daemon; `busy_s`: how long the end of another one's connection is
-        waited for."""
+        waited for. `fault_of_user`: why the user who serves at a path is not trusted; by default no other one is."""
         self._path = socket_path + SUFFIX
         self._keep_s = keep_s
         self._busy_s = busy_s
+        self._fault_of_user = fault_of_user
         self._connection: socket.socket | None = None
         self.pid = 0
 
@@ -65,10 +81,10 @@ class OwnKeeper:
         """What it is, with its process where there is one."""
         return f"kvpool-keeper (process {self.pid})" if self.pid else "kvpool-keeper"
 
-    def keeps_through(self, *, is_restart: bool) -> bool:
-        """Whether the memory outlives an end of the daemon."""
+    def why_it_may_end(self, *, is_restart: bool) -> str:
+        """See `Keeper`."""
         del is_restart
-        return True
+        return why_it_may_end(self.pid)
 
     def take_memory(self) -> dict[str, int]:
         """See `Keeper`."""
@@ -119,18 +135,28 @@ class OwnKeeper:
             return False
         except OSError as error:
             connection.close()
-            raise KeeperFault(
-                f"nobody can be reached at {self._path}: {error.strerror or 'it does not answer'}"
-            ) from error
-        uid = peer_of(connection)[1]
-        if uid != os.geteuid():
+            reason = f"nobody can be reached at {self._path}: {error.strerror or 'it does not answer'}"
+            raise KeeperFault(self._fault_of_owner() or reason) from error
+        if fault := self._fault_of_user(self._path, peer_of(connection)[1]):
             connection.close()
-            raise KeeperFault(f"{self._path} is served by uid {uid}, expected uid {os.geteuid()}")
+            raise KeeperFault(fault)
         try:
             self._greet(connection)
         except KeeperGone:  # its time was over just now
             return False
         return True
+
+    def _fault_of_owner(self) -> str:
+        """That the socket is another user's; empty where it is not, or that is unknown."""
+        try:
+            return _fault_of_other(self._path, os.lstat(self._path).st_uid)
+        except OSError:
+            return ""
+
+    def remove_place(self) -> None:
+        """Remove the socket of a process that was killed. REQUIRES: nobody serves there, and no other daemon begins."""
+        with contextlib.suppress(OSError):  # it is not there, or another user's
+            os.unlink(self._path)
 
     def _greet(self, connection: socket.socket) -> None:
         """Be the one that is served. Raises KeeperFault."""
@@ -148,7 +174,7 @@ class OwnKeeper:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with listener:
-                Path(self._path).unlink(missing_ok=True)  # nobody serves there
+                self.remove_place()
                 listener.bind(self._path)
                 os.chmod(self._path, 0o600)
                 listener.listen(BACKLOG)
@@ -210,8 +236,8 @@ class OwnKeeper:
 
 def drop_everything(socket_path: str) -> int | None:
     """Have the keeper process of a socket without a daemon drop what it has, and end; the bytes of memory that were in it. None
-    where there is no such process. Raises KeeperFault."""
-    keeper = OwnKeeper(socket_path, 0)
+    where there is no such process. Raises KeeperFault. Root may do so for the users that a client trusts there."""
+    keeper = OwnKeeper(socket_path, 0, fault_of_user=fault_of_daemon)
     try:
         found = keeper.take_memory()
         if not keeper.pid:

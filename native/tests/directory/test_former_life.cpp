@@ -78,6 +78,75 @@ TEST(what_was_used_last_goes_last_as_before) {
   EXPECT((evicted_first(*pool, ids, 100, 12) == std::vector<uint64_t>{2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 3, 1}));
 }
 
+// Prompts that come again at their own times, and many that never do: a policy that learns has something to learn.
+void use_for_a_while(Pool& pool, std::mt19937_64& random, int requests) {
+  for (int request = 0; request < requests; ++request) {
+    pool.now += SECOND_NS / 4;
+    const uint64_t prompt = random() % 3 == 0 ? 1000 + random() % 100'000 : random() % 40;
+    const auto ids = range(1 + prompt * 8, 1 + prompt % 6);
+    const Hold hold = pool.acquire(ids);
+    EXPECT(hold.id == 0 || pool.directory.release(hold.id, ++pool.now));
+    EXPECT(pool.store(ids) == ids.size());
+    if (random() % 16 == 0) {
+      const Retention retention{static_cast<uint8_t>(random() % 101), random() % 2 == 0 ? 0 : 60'000U};
+      static_cast<void>(pool.directory.retention().retain(pool.owner, pack(ids).data(), std::vector(ids.size(), retention), ++pool.now));
+    }
+  }
+}
+
+// What of a pool goes when, while others are stored.
+std::vector<std::pair<uint64_t, uint64_t>> removals(Pool& pool, uint64_t others) {
+  std::vector<std::pair<uint64_t, uint64_t>> gone;
+  auto left = state_of(pool).ready;
+  for (uint64_t other = 0; other < others; ++other) {
+    EXPECT(pool.store({10'000'000 + other}) == 1);
+    const auto is = state_of(pool).ready;
+    std::erase_if(left, [&](const auto& one) {
+      const bool is_here = is.contains(one.first);
+      if (!is_here) {
+        gone.emplace_back(other, one.first);
+      }
+      return !is_here;
+    });
+  }
+  return gone;
+}
+
+std::map<uint64_t, uint64_t> last_uses(const Pool& pool) {
+  std::map<uint64_t, uint64_t> uses;
+  for (uint32_t number = 0; number < pool.directory.places(); ++number) {
+    const ChunkRecord& record = pool.directory.record(RecordId(number));
+    if (record.state == ChunkState::READY) {
+      uses[record.key.words[1]] = record.last_access_ns;
+    }
+  }
+  return uses;
+}
+
+void expect_the_same_order(PolicyKind policy) {
+  std::mt19937_64 random(kvpool::testing::seed());
+  for (int trial = 0; trial < 20; ++trial) {
+    const DirectoryGeometry geometry = *DirectoryGeometry::plan(48 * CHUNK, 4 * CHUNK, 64);
+    const auto former = new_life(geometry, nullptr, policy);
+    make_ready(*former);
+    use_for_a_while(*former, random, 150 + static_cast<int>(random() % 800));
+    const auto pool = new_life(geometry, former->arena, policy);
+    EXPECT(take_over(*pool, *former).taken == former->directory.stats().chunks);
+    make_ready(*pool);
+    for (const auto& [id, kept] : state_of(*former).ready) {
+      EXPECT(pool->directory.retention().of(key_of(id)) == former->directory.retention().of(key_of(id)));
+    }
+    EXPECT(last_uses(*pool) == last_uses(*former));
+    EXPECT(pool->directory.stats().policy.is_by_age == former->directory.stats().policy.is_by_age);
+    EXPECT(removals(*pool, 60) == removals(*former, 60));
+    EXPECT(pool->is_sound());
+  }
+}
+
+TEST(by_age_chunks_go_in_the_order_in_which_they_would_have_gone) { expect_the_same_order(PolicyKind::LRU); }
+
+TEST(by_what_was_learned_they_do_too) { expect_the_same_order(PolicyKind::CLASS_QUEUES); }
+
 TEST(what_was_held_counts_as_used_until_the_end) {
   const auto former = first_life(sizes(3));
   EXPECT(former->store({1}) == 1 && former->store({2}) == 1 && former->store({3}) == 1);

@@ -1,5 +1,8 @@
 // What class queues are made of: what is learned, what is remembered, and who wins the duel.
 #include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
 #include <random>
 
 #include "tests/directory_pool.h"
@@ -112,6 +115,162 @@ TEST(ghosts_remember_the_latest_and_are_taken_once) {
     EXPECT(ghosts.take(some_key(number)).touches == 0);
   }
   EXPECT(found > 2500);
+}
+
+// Requests use chunks again at ages of their class.
+void use(SurvivalModel& model, uint64_t& now, int requests) {
+  for (int request = 0; request < requests; ++request) {
+    now += SECOND;
+    for (uint8_t of_class = 0; of_class < SurvivalModel::CLASSES; ++of_class) {
+      model.note_start(of_class, 2);
+      model.note_end(of_class, (1 + of_class) * SECOND, 1);
+    }
+    if (model.count_request() >= SurvivalModel::LEARN_EVERY) {
+      model.learn(now);
+    }
+  }
+}
+
+bool are_alike(const SurvivalModel& one, const SurvivalModel& other) {
+  bool is_same = one.has_learned() == other.has_learned();
+  for (uint8_t of_class = 0; of_class < SurvivalModel::CLASSES; ++of_class) {
+    for (uint32_t bin = 0; bin < SurvivalModel::BINS; ++bin) {
+      const uint64_t age = SurvivalModel::first_tick(bin) << TICK_SHIFT;
+      is_same = is_same && one.worth(of_class, age) == other.worth(of_class, age) && one.chance(of_class, age) == other.chance(of_class, age);
+    }
+  }
+  return is_same;
+}
+
+TEST(a_model_goes_on_where_another_was_killed) {
+  const auto memory = std::make_unique<SurvivalModel::Memory>();
+  SurvivalModel former(memory.get());
+  uint64_t now = 0;
+  for (const int requests : {7, 343, 25'000}) {  // before anything is learned, and until the oldest epochs are joined
+    use(former, now, requests);
+    SurvivalModel model;
+    model.restore(*memory);
+    EXPECT(are_alike(model, former));
+    uint64_t later = now;
+    use(model, later, 250);
+    use(former, now, 250);
+    EXPECT(model.has_learned() && are_alike(model, former));
+  }
+}
+
+// What it knew before or what it knew after, and nothing in between; with a flipped bit less, but never more.
+TEST(a_model_is_whole_wherever_its_learning_was_killed) {
+  std::mt19937_64 random(kvpool::testing::seed());
+  const auto memory = std::make_unique<SurvivalModel::Memory>();
+  SurvivalModel former(memory.get());
+  uint64_t now = 0;
+  use(former, now, 499);
+  const auto before = std::make_unique<SurvivalModel::Memory>(*memory);
+  SurvivalModel unlearned;
+  SurvivalModel was;
+  was.restore(*before);
+  use(former, now, 1);
+  EXPECT(memory->counts.number == 5 && memory->histories[1].number == 5 && !are_alike(was, former));
+  const auto halfway = std::make_unique<SurvivalModel::Memory>();
+  for (int trial = 0; trial < 200; ++trial) {
+    *halfway = *before;
+    const size_t stored = random() % (sizeof(SurvivalModel::History) + 1);  // the seal last
+    auto* const to = reinterpret_cast<uint8_t*>(&halfway->histories[1]);
+    const auto* const from = reinterpret_cast<const uint8_t*>(&memory->histories[1]);
+    std::memcpy(to + sizeof(uint32_t), from + sizeof(uint32_t), std::min(stored, sizeof(SurvivalModel::History) - sizeof(uint32_t)));
+    SurvivalModel model;
+    model.restore(*halfway);
+    EXPECT(are_alike(model, was));
+    halfway->histories[1] = memory->histories[1];
+    std::memset(&halfway->counts.ended, 0, random() % sizeof(halfway->counts.ended));
+    SurvivalModel next;
+    next.restore(*halfway);
+    EXPECT(are_alike(next, former));
+    uint64_t later = now;
+    use(next, later, 99);  // what the history has taken in does not count once more
+    EXPECT(are_alike(next, former));
+
+    *halfway = *memory;
+    reinterpret_cast<uint8_t*>(&halfway->histories)[random() % sizeof(halfway->histories)] ^= static_cast<uint8_t>(1U << random() % 8);
+    SurvivalModel damaged;
+    damaged.restore(*halfway);
+    EXPECT(are_alike(damaged, former) || are_alike(damaged, was));
+    halfway->histories[random() % 2].uses[3][5] = std::numeric_limits<double>::quiet_NaN();
+    halfway->histories[0].crc ^= 1;
+    halfway->histories[1].epoch_count = UINT32_MAX;
+    SurvivalModel none;
+    none.restore(*halfway);
+    EXPECT(are_alike(none, unlearned));
+  }
+}
+
+TEST(ghosts_of_another_table_are_remembered_as_far_as_they_may_be) {
+  std::vector<Ghost> memory(4096);
+  GhostTable former(4096, memory.data());
+  for (uint32_t number = 0; number < 1000; ++number) {
+    Ghost ghost;
+    ghost.used_tick = number;
+    ghost.touches = 1;
+    ghost.queue = static_cast<uint8_t>(number % 25);
+    former.add(some_key(number), ghost);
+  }
+  GhostTable ghosts(4096);
+  ghosts.restore(memory, EvictionPolicy::QUEUES);
+  for (uint32_t number = 0; number < 1000; ++number) {
+    const Ghost was = former.take(some_key(number));
+    const Ghost is = ghosts.take(some_key(number));
+    EXPECT(is.touches == (was.queue < EvictionPolicy::QUEUES ? was.touches : 0));
+    EXPECT(is.touches == 0 || (is.used_tick == was.used_tick && is.queue == was.queue));
+  }
+}
+
+// A duel in memory of its own, as it would be found after a kill.
+struct KeptDuel {
+  static constexpr uint32_t CHUNKS = 64;
+
+  explicit KeptDuel(uint64_t seed) : memory(PolicyDuel::bytes(CHUNKS) / sizeof(ChunkRecord)), duel(CHUNKS, judge, HashSeed{{seed, seed}}, at(memory)) {
+    std::memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(ChunkRecord));
+  }
+  static PolicyDuel::Memory* at(std::vector<ChunkRecord>& memory) { return reinterpret_cast<PolicyDuel::Memory*>(memory.data()); }
+  // Requests of which some come again soon, others late.
+  void use(std::mt19937_64 random, int requests) {
+    for (int request = 0; request < requests; ++request) {
+      const uint64_t prompt = random() % 4 == 0 ? random() % 6 : 100 + random() % 40;
+      duel.note_uses(chain_of(1 + 100 * prompt, 1 + random() % 9, prompt < 6 ? 0 : 1), CHUNKS, now += SECOND);
+    }
+  }
+
+  const ByQueue judge;
+  std::vector<ChunkRecord> memory;
+  PolicyDuel duel;
+  uint64_t now = 0;
+};
+
+TEST(a_duel_goes_on_where_another_was_killed_and_from_nothing_where_its_memory_is_damaged) {
+  std::mt19937_64 random(kvpool::testing::seed());
+  for (int trial = 0; trial < 100; ++trial) {
+    KeptDuel former(random());
+    former.use(random, static_cast<int>(random() % 300));
+    KeptDuel next(random());
+    next.now = former.now;
+    next.duel.restore(*KeptDuel::at(former.memory));
+    EXPECT(next.duel.is_by_age() == former.duel.is_by_age());
+    for (auto flipped = former.memory; bool turn : {false, true}) {
+      auto* const bytes = reinterpret_cast<uint8_t*>(flipped.data());
+      for (uint64_t flips = turn ? 2000 : 1 + random() % 16; flips > 0; --flips) {
+        bytes[random() % (flipped.size() * sizeof(ChunkRecord))] ^= static_cast<uint8_t>(1U << random() % 8);
+      }
+      KeptDuel other(random());
+      other.now = former.now;
+      other.duel.restore(*KeptDuel::at(flipped));
+      other.use(random, 100);
+    }
+    random.discard(1000);
+    former.use(random, 300);
+    next.use(random, 300);
+    // By worth only about: what had been moved beside its child stands by its own last use again.
+    EXPECT(KeptDuel::at(former.memory)->scores[0].oldest_hits == KeptDuel::at(next.memory)->scores[0].oldest_hits);
+  }
 }
 
 TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {

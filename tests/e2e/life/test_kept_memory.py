@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvpool import failpoint
+from kvpool.server.app import EXIT_RESTART
+from kvpool.server.keeping.own_keeper import SUFFIX
+from kvpool.tiers.dram.kept.keeper import FILES_MAX
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
-from tests.rigs.kept_daemon import KeptDaemon, StoredDaemon
-from tests.rigs.payload import store, tokens_of
+from tests.rigs.kept_daemon import ContainedDaemon, KeptDaemon, StoredDaemon
+from tests.rigs.payload import payload_of, store, tokens_of
 from tests.rigs.tiered_chains import CHAIN, chains, load_right
 
 CHAINS = 6
@@ -42,7 +45,7 @@ def start_kept(tmp_path: Path) -> Iterator[StartKept]:
 @pytest.fixture
 def stored(tmp_path: Path) -> Iterator[StoredDaemon]:
     """A daemon under a service manager with a store, started, on a disk too."""
-    daemon = StoredDaemon(tmp_path, **_ssd(tmp_path))
+    daemon = StoredDaemon(tmp_path, FILES_MAX, **_ssd(tmp_path))
     with daemon:
         yield daemon
 
@@ -137,7 +140,8 @@ def _mapped_arenas() -> list[str]:
 
 
 def test_a_stop_leaves_the_memory_and_writes_nothing(start_kept: StartKept, tmp_path: Path) -> None:
-    daemon = start_kept(**{name.replace(".", "__"): value for name, value in _ssd(tmp_path).items()})
+    options = {"server__stop": "keep", **{name.replace(".", "__"): value for name, value in _ssd(tmp_path).items()}}
+    daemon = start_kept(**options)
     _fill(daemon)
     for number in (signal.SIGTERM, signal.SIGINT):
         daemon.signal(number)
@@ -150,6 +154,45 @@ def test_a_stop_leaves_the_memory_and_writes_nothing(start_kept: StartKept, tmp_
         _assert_all_in_dram(daemon)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes takes root")
+def test_a_stop_in_a_container_writes_down_what_its_end_would_lose(tmp_path: Path) -> None:
+    daemon = ContainedDaemon(tmp_path, **{"server.keep_memory": "auto", **_ssd(tmp_path)})
+    with daemon:
+        assert daemon.info()["dram_kept_by"].startswith("kvpool-keeper (process ")
+        daemon.wait_open()
+        _fill(daemon)
+        daemon.signal_first_process(signal.SIGTERM)
+        assert daemon.process is not None
+        assert daemon.process.wait(60) == 0
+        assert "may not outlive this stop with it: it is in a container, by its pid namespace" in daemon.log()
+        assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory with kvpool-keeper" in daemon.log()
+        daemon.start()
+        daemon.wait_open()
+        assert daemon.began() == "empty: nothing is kept"
+        assert _found(daemon) == CHAINS * CHAIN
+
+
+def test_a_keeper_that_ends_while_a_save_is_waited_for_loses_nothing(start_kept: StartKept, tmp_path: Path) -> None:
+    options = {"server__stop": "keep", **{name.replace(".", "__"): value for name, value in _ssd(tmp_path).items()}}
+    daemon = start_kept(server__stop_timeout="600s", **options)
+    daemon.wait_open()
+    _fill(daemon)
+    keeper = daemon.keeper_of_running
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(9, SMALL.chunk_tokens))
+        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        daemon.signal(signal.SIGTERM)
+        os.kill(keeper.pid, signal.SIGKILL)
+        wait_until(lambda: "has ended: dram is kept by nobody" in daemon.log(), "the daemon has noticed")
+        save.abort()
+    assert daemon.process is not None
+    assert daemon.process.wait(60) == 0
+    assert f"{CHAINS * CHAIN} chunks written down, 0 dropped with the DRAM tier, durable: yes" in daemon.log()
+    daemon.start()
+    daemon.wait_open()
+    assert _found(daemon) == CHAINS * CHAIN
+
+
 def test_a_stop_that_demotes_frees_the_memory(start_kept: StartKept, tmp_path: Path) -> None:
     daemon = start_kept(
         server__stop="demote", **{name.replace(".", "__"): value for name, value in _ssd(tmp_path).items()}
@@ -159,7 +202,8 @@ def test_a_stop_that_demotes_frees_the_memory(start_kept: StartKept, tmp_path: P
     keeper = daemon.keeper_of_running
     assert daemon.stop() == 0
     daemon.wait_keeper_ended(keeper)
-    assert f"{CHAINS * CHAIN} chunks written down" in daemon.log()
+    assert f"{CHAINS * CHAIN} chunks written down, 0 dropped with the DRAM tier" in daemon.log()
+    assert not os.path.lexists(f"{daemon.socket}{SUFFIX}")
     daemon.start()
     daemon.wait_open()
     assert daemon.began() == "empty: nothing is kept"
@@ -275,10 +319,11 @@ def test_a_service_manager_with_a_store_keeps_it_over_kills_and_restarts(stored:
     _fill(stored)
     for life, number in ((1, signal.SIGKILL), (2, signal.SIGINT)):
         stored.wait_stored(f"kvpool-book-{life}")
-        assert len(stored.stored) == 5
+        assert len(stored.manager.stored) == 5
         stored.signal(number)
         assert stored.process is not None
-        stored.process.wait(60)
+        # A service that ends so begins again, though nobody has asked its manager for it.
+        assert stored.process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else EXIT_RESTART)
         stored.start()
         assert f"from life {life}: {CHAINS * CHAIN} chunks" in str(stored.info()["dram_began"])
         assert stored.info()["dram_kept_by"] == "systemd"
@@ -291,8 +336,12 @@ def test_a_stop_that_its_store_does_not_outlive_writes_everything_down(stored: S
     stored.wait_open()
     _fill(stored)
     assert stored.stop() == 0
-    assert f"{CHAINS * CHAIN} chunks written down, 0 dropped with the DRAM tier, durable: yes" in stored.log()
-    stored.forget()
+    assert (
+        "a lower tier gets what dram alone has: systemd may not outlive this stop with it: it is no restart"
+        in stored.log()
+    )
+    assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory with systemd, durable: yes" in stored.log()
+    stored.manager.forget()
     stored.start()
     stored.wait_open()
     assert _found(stored) == CHAINS * CHAIN
@@ -304,8 +353,25 @@ def test_a_manager_without_a_store_keeps_nothing_and_says_so(tmp_path: Path) -> 
     del daemon.environment["FDSTORE"]
     with daemon:
         assert "the unit has no store for it (FileDescriptorStoreMax=8)" in str(daemon.info()["dram_kept_by"])
-        daemon.take()
-        assert daemon.stored == {}
+        daemon.manager.take()
+        assert daemon.manager.stored == {}
+
+
+@pytest.mark.parametrize("room", [0, FILES_MAX - 1])
+def test_a_store_that_has_less_room_than_it_says_loses_nothing(tmp_path: Path, room: int) -> None:
+    """As a drop-in with another FileDescriptorStoreMax= beside the unit's own variable."""
+    with StoredDaemon(tmp_path, room, **_ssd(tmp_path)) as daemon:
+        assert "the unit has no store for it (FileDescriptorStoreMax=8)" in str(daemon.info()["dram_kept_by"])
+        assert daemon.manager.stored == {}
+        daemon.wait_open()
+        _fill(daemon)
+        daemon.signal(signal.SIGINT)
+        assert daemon.process is not None
+        assert daemon.process.wait(60) == 0
+        assert f"{CHAINS * CHAIN} chunks written down, 0 dropped with the DRAM tier, durable: yes" in daemon.log()
+        daemon.start()
+        daemon.wait_open()
+        assert _found(daemon) == CHAINS * CHAIN
 
 
 def test_a_life_under_a_manager_is_distrusted_after_five_early_ends(stored: StoredDaemon) -> None:

@@ -16,9 +16,9 @@ class MemoryKeeper:
         self.calls: list[str] = []
         self.fail_after: int | None = None
 
-    def keeps_through(self, *, is_restart: bool) -> bool:
-        """Restarts alone, as systemd."""
-        return is_restart
+    def why_it_may_end(self, *, is_restart: bool) -> str:
+        """It outlives restarts alone, as systemd."""
+        return "" if is_restart else "it is no restart"
 
     def take_memory(self) -> dict[str, int]:
         """Duplicates."""

@@ -356,10 +356,13 @@ def test_another_keeper_is_given_everything_again(keeper: MemoryKeeper) -> None:
 def test_what_is_dropped_at_a_stop_is_gone(keeper: MemoryKeeper) -> None:
     async def end(life: TieredPool) -> None:
         await _save_both(life)
-        assert life.pool.kept.keeps_through(is_restart=True)
-        assert not life.pool.kept.keeps_through(is_restart=False)
+        assert life.pool.kept.why_it_may_end(is_restart=True) == ""
+        assert (
+            life.pool.kept.why_it_may_end(is_restart=False)
+            == "memory may not outlive this stop with it: it is no restart"
+        )
         life.pool.kept.drop()
-        assert not life.pool.kept.keeps_through(is_restart=True)
+        assert life.pool.kept.why_it_may_end(is_restart=True).startswith("nobody keeps it")
 
     _run(_life(keeper), end)
     assert keeper.kept == {}

@@ -32,8 +32,9 @@ class Keeper(Protocol):
     def name(self) -> str:
         """What it is, for people."""
 
-    def keeps_through(self, *, is_restart: bool) -> bool:
-        """Whether what it has outlives an end of the daemon, which a service manager may have announced as a restart."""
+    def why_it_may_end(self, *, is_restart: bool) -> str:
+        """Why what it has may not outlive a stop of the daemon, as a clause; empty where it does for certain. `is_restart`: a
+        service manager has announced it as one."""
 
     def take_memory(self) -> dict[str, int]:
         """What it has, as descriptors by name, which are the caller's to close. It goes on having it. Raises KeeperFault."""

@@ -212,9 +212,12 @@ class KeptMemory:
             self._drop([*self._names_of(self.life), *self._lasting])
         self.is_kept = False
 
-    def keeps_through(self, *, is_restart: bool) -> bool:
-        """Whether this life's memory outlives a stop, which a service manager may have announced as a restart."""
-        return self.is_kept and self._keeper is not None and self._keeper.keeps_through(is_restart=is_restart)
+    def why_it_may_end(self, *, is_restart: bool) -> str:
+        """Why this life's memory may not outlive a stop; see `Keeper`."""
+        if self._keeper is None or not self.is_kept:
+            return f"nobody keeps it: {self.why_unkept or 'not yet'}"
+        reason = self._keeper.why_it_may_end(is_restart=is_restart)
+        return f"{self._keeper.name} may not outlive this stop with it: {reason}" if reason else ""
 
     @property
     def keeper_name(self) -> str:
@@ -239,10 +242,13 @@ class KeptMemory:
     def _drop(self, names: list[str]) -> None:
         if self._keeper is None or not names:
             return
+        name = self._keeper.name  # which the process has no more when it does not answer
         try:
             self._keeper.drop_memory(names)
         except KeeperFault as error:
-            log.warning("%s may still have memory of an earlier life: %s", self._keeper.name, error)
+            log.warning(
+                "%s may still have memory of this daemon or an earlier one, which its end frees: %s", name, error
+            )
 
 
 def _give_all(keeper: Keeper, files: dict[str, int]) -> None:

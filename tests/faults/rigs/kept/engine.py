@@ -29,6 +29,8 @@ TIMEOUT_S = 20.0
 PAUSE_S_MAX = 0.02
 AWAY_PAUSE_S = 0.002
 GO, PAUSE = b"g", b"p"
+# Priorities of which this is a divisor end soon, and others not while a campaign runs.
+BRIEF, BRIEF_S, LASTING_S = 3, 0.2, 100_000.0
 
 
 class Engine:
@@ -50,7 +52,7 @@ class Engine:
             self._save_slowly: 10,
             self._load: 20,
             self._load_slowly: 5,
-            self._retain: 5,
+            self._retain: 10,
             self._abort: 10,
             self._flush: 2,
         }
@@ -139,7 +141,9 @@ class Engine:
     def _retain(self, prompts: Prompts, pool: kv.Pool) -> None:
         if prompts.model != SETS:
             keys = prompts.keys(pool, self._number(prompts), self._dice.randint(1, CHAIN))
-            pool.retain(keys, [kv.TokenRange(0, None, self._dice.randrange(101), self._dice.choice([None, 0.2, 60.0]))])
+            priority = self._dice.randrange(101)
+            duration_s = self._dice.choice([None, LASTING_S]) if priority % BRIEF else BRIEF_S
+            pool.retain(keys, [kv.TokenRange(0, None, priority, duration_s)])
 
     def _abort(self, prompts: Prompts, pool: kv.Pool) -> None:
         """A save of what nobody has, of bytes that are nobody's, which is never committed."""

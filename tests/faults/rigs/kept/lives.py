@@ -10,11 +10,15 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.failpoint import FAILPOINTS
+from kvpool.router_events.columns import unpack_chunks
+from kvpool.states import DEFAULT_PRIORITY, Level, levels_in
+from tests.faults.rigs.kept.engine import BRIEF
 from tests.faults.rigs.kept.former_life import Found, Watcher, withheld_slots
 from tests.faults.rigs.kept.herd import Herd
 from tests.faults.rigs.kept.prompts import REVISION, all_prompts
@@ -36,11 +40,13 @@ OF_TAKING_OVER = [name for name in FAILPOINTS if name.startswith("daemon.keep.")
 
 @dataclass(slots=True)
 class Tally:
-    """Of a whole campaign. `visible`: chunks at the kills; `checked`: those that came back, with their right bytes."""
+    """Of a whole campaign. `visible`: chunks at the kills; `checked`: those that came back, with their right bytes;
+    `retained`: those that came back with a priority of their own."""
 
     kills: Counter[str] = field(default_factory=Counter)
     visible: int = 0
     checked: int = 0
+    retained: int = 0
     withheld_max: int = 0
 
 
@@ -148,12 +154,18 @@ class Lives:
             self._pass_work(0.1 * WORK_S_MAX)
         if self._daemon.environment and not is_dead(self._daemon):
             self._pass_work(4 * WORK_S_MAX)
-        if not self._daemon.environment and self._dice.random() < 0.1:
-            self.tally.kills["no kill, a stop"] += 1
+        if not self._daemon.environment and self._dice.random() < 0.2:
+            self._note_end("no kill, a stop")
             assert self._daemon.stop() == 0
             return
-        self.tally.kills["at points" if is_dead(self._daemon) else "anywhere"] += 1
+        self._note_end("at points" if is_dead(self._daemon) else "anywhere")
         self._daemon.kill()
+
+    def _note_end(self, kind: str) -> None:
+        """Count a life's end; whoever reads the daemon's log after a failure needs to know who was stopped at it."""
+        self.tally.kills[kind] += 1
+        stopped = ", ".join(engine.ledger.stem for engine in self._herd.stopped)
+        print(f"{datetime.now(timezone.utc):%H:%M:%S.%f} {kind}, stopped: {stopped or 'nobody'}")
 
     def _pass_work(self, seconds_max: float) -> None:
         """Let them work, unless the daemon has died at a point."""
@@ -168,18 +180,42 @@ class Lives:
                 self._daemon.environment = {failpoint.VARIABLE: point}
             self._daemon.launch()
             self._pass_work(START_S_MAX)
-            self.tally.kills["starting"] += 1
+            self._note_end("starting")
             self._daemon.kill()
 
     def _arm(self) -> None:
-        """Go on in a life that dies at a point of its work."""
+        """Go on in a life that dies at a point of its work. Nobody works meanwhile: it has each chunk with its priority."""
+        before = self._priorities()
         self._daemon.kill()
-        self.tally.kills["idle"] += 1
+        self._note_end("idle")
         reached = round(REACHED_MAX ** self._dice.random())
         self._daemon.environment = {failpoint.VARIABLE: f"{self._dice.choice(OF_WORK)}:{reached}:crash"}
         self._daemon.launch()
         wait_until(lambda: is_dead(self._daemon) or self._daemon.answers(), "the daemon answers or has died")
         self._watch()
+        if self._survives:
+            self._compare_priorities(before)
+
+    def _compare_priorities(self, before: dict[bytes, int]) -> None:
+        """Each chunk has that which it had, unless that has ended."""
+        with contextlib.suppress(KVPoolError, OSError):  # it may die at the point
+            now = self._priorities()
+            changed = {key.hex(): (was, now.get(key)) for key, was in before.items() if now.get(key) != was}
+            lasting = {key: of for key, of in changed.items() if of[0] % BRIEF or of[1] != DEFAULT_PRIORITY}
+            assert lasting == {}, "chunks have other priorities than before"
+            self.tally.retained += sum(was != DEFAULT_PRIORITY for was in before.values())
+
+    def _priorities(self) -> dict[bytes, int]:
+        """Of each chunk in DRAM."""
+        found, cursor = {}, 0
+        with self._daemon.admin() as admin:
+            while cursor >= 0:
+                page = admin.snapshot(cursor)
+                found.update(
+                    {one.key: one.priority for one in unpack_chunks(page.chunks) if Level.DRAM in levels_in(one.tiers)}
+                )
+                cursor = page.cursor
+        return found
 
     def _check(self, before: Found | None) -> None:
         """Every byte is right; nothing is missing, nothing has come back, the counts are recounts."""

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvpool.server.health.systemd import ServiceManager
-from kvpool.server.keeping.descriptor_store import DescriptorStore, has_store, take_passed
+from kvpool.server.keeping import descriptor_store
+from kvpool.server.keeping.descriptor_store import PROBE, DescriptorStore, has_store, take_passed
 from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
+from tests.rigs.storing_manager import StoringManager
 
 PID = 4711
 
@@ -42,11 +44,71 @@ def test_files_are_stored_by_name_and_never_polled(manager_socket: socket.socket
     lines, descriptors = _receive(manager_socket)
     assert lines == ["FDSTORE=1", "FDNAME=kvpool-book-7", "FDPOLL=0"]
     assert [os.path.sameopenfile(one, descriptor) for one in descriptors] == [True]
-    store.drop_memory(["kvpool-book-6", "kvpool-index-6"])
-    assert _receive(manager_socket) == (["FDSTOREREMOVE=1", "FDNAME=kvpool-book-6"], [])
-    assert _receive(manager_socket) == (["FDSTOREREMOVE=1", "FDNAME=kvpool-index-6"], [])
     for one in (descriptor, *descriptors):
         os.close(one)
+
+
+def test_what_is_dropped_is_free_when_the_call_returns(tmp_path: Path) -> None:
+    with StoringManager(str(tmp_path / "notify")) as manager:
+        store, descriptor = (
+            DescriptorStore(ServiceManager({"NOTIFY_SOCKET": manager.address}), {}),
+            os.memfd_create("kept"),
+        )
+        for name in ("kvpool-book-6", "kvpool-index-6", "kvpool-arena"):
+            other = os.memfd_create("kept")
+            store.give_memory(name, other)
+            os.close(other)
+        store.give_memory("kvpool-book-7", descriptor)
+        os.close(descriptor)
+        store.drop_memory(["kvpool-book-6", "kvpool-index-6", "unknown"])
+        assert set(manager.stored) == {"kvpool-arena", "kvpool-book-7"}
+        store.drop_memory([])
+        manager.take()
+        assert [line for lines in manager.received for line in lines if line.startswith("BARRIER")] == ["BARRIER=1"]
+
+
+def test_a_manager_that_does_not_read_is_not_waited_for_for_long(
+    manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptor_store, "READ_S", 0.05)
+    store = _store(manager_socket)
+    store.drop_memory(["kvpool-book-6"])  # it is sent, and done sooner or later
+    assert not store.has_room()
+    assert not ServiceManager({"NOTIFY_SOCKET": manager_socket.getsockname()}).wait_read(0.05)
+    passed = _store(manager_socket, **{"kvpool-arena": os.memfd_create("kept")})
+    assert passed.has_room()  # what has given something back is believed
+    for descriptor in passed.take_memory().values():
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("passed", [0, 1, FILES_MAX, FILES_MAX + 1])
+def test_room_counts_with_what_was_passed_and_trying_leaves_nothing(tmp_path: Path, passed: int) -> None:
+    for room, expected in ((FILES_MAX, True), (FILES_MAX - 1, passed >= FILES_MAX)):
+        with StoringManager(str(tmp_path / "notify"), FILES_MAX + 1) as manager:
+            sender = ServiceManager({"NOTIFY_SOCKET": manager.address})
+            files = {f"kvpool-{number}": os.memfd_create("kept") for number in range(passed)}
+            for name, descriptor in files.items():
+                sender.store(name, descriptor)
+            manager.take()
+            manager.room = room
+            before = set(os.listdir("/proc/self/fd"))
+            assert DescriptorStore(sender, files).has_room() is expected
+            manager.take()
+            assert set(os.listdir("/proc/self/fd")) == before
+            assert set(manager.stored) == set(files)
+            for descriptor in files.values():
+                os.close(descriptor)
+
+
+def test_what_a_life_that_ended_while_it_tried_has_left_takes_no_room(tmp_path: Path) -> None:
+    with StoringManager(str(tmp_path / "notify")) as manager:
+        sender = ServiceManager({"NOTIFY_SOCKET": manager.address})
+        left = os.memfd_create("kept")
+        sender.store(PROBE, left)
+        assert DescriptorStore(sender, {PROBE: left}).has_room()
+        manager.take()
+        assert manager.stored == {}
+        os.close(left)
 
 
 def test_what_was_passed_is_taken_once(manager_socket: socket.socket) -> None:
@@ -70,8 +132,8 @@ def test_a_manager_that_is_away_keeps_nothing(tmp_path: Path) -> None:
 
 def test_it_outlives_restarts_alone(manager_socket: socket.socket) -> None:
     store = _store(manager_socket)
-    assert store.keeps_through(is_restart=True)
-    assert not store.keeps_through(is_restart=False)
+    assert store.why_it_may_end(is_restart=True) == ""
+    assert store.why_it_may_end(is_restart=False) == "it is no restart"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +190,15 @@ def test_others_and_second_ones_of_a_name_are_closed() -> None:
     passed, still, _ = _in_child(4, _listen(4, "stored:kvpool-arena:kvpool-arena:x"))
     assert passed == {"kvpool-arena": 4}
     assert still == {4}
+
+
+def test_those_without_a_name_are_closed() -> None:
+    passed, still, _ = _in_child(3, _listen(3, "kvpool-arena"))
+    assert passed == {"kvpool-arena": 3}
+    assert still == {3}
+    passed, still, _ = _in_child(2, _listen(2, ""))
+    assert passed == {}
+    assert still == set()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Keeper process: who is served, what it has, and when it ends."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from kvpool.index.holders import Process, has_ended, process_of
-from kvpool.server.keeping import own_keeper
+from kvpool.ownership import DAEMON_UID_VARIABLE
+from kvpool.server.keeping import keeper_process, own_keeper
 from kvpool.server.keeping.keeper_process import PACKET_BYTES
 from kvpool.server.keeping.own_keeper import SUFFIX, OwnKeeper
 from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
 from tests.rigs.daemon import wait_until
 
 LONG_S = 3600
+OTHER = 12345
 RSS_KIB_MAX = 16 << 10
 Keepers = Callable[..., OwnKeeper]
 
@@ -213,7 +216,7 @@ def test_another_users_socket_is_not_believed(keepers: Keepers, monkeypatch: pyt
     _give(keeper, arena=b"x")
     keeper.close()
     monkeypatch.setattr(own_keeper, "peer_of", lambda _: (1, 12345, 1))
-    with pytest.raises(KeeperFault, match="is served by uid 12345"):
+    with pytest.raises(KeeperFault, match="belongs to user 12345: `kvpoolctl flush --all` as 12345 or root frees it"):
         keepers().take_memory()
     monkeypatch.undo()
 
@@ -238,8 +241,72 @@ print(connection.recv(1000).decode())
             folder.chmod(0o711)
     command = [sys.executable, "-c", code, str(path)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert "no it serves its own user alone" in shown.stdout, shown
+    assert "no it serves its own user and root alone" in shown.stdout, shown
     assert set(_contents(keepers())) == {"arena"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the user takes root")
+def test_root_may_drop_what_another_user_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{tmp_path}/kvpool.sock{SUFFIX}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    for one in (tmp_path, path):
+        os.chown(one, OTHER, OTHER)
+    child = os.fork()
+    if child == 0:
+        os.setuid(OTHER)
+        listener.listen()
+        keeper_process.Keeper(listener, LONG_S).run()
+        os._exit(0)
+    listener.close()
+    try:
+        owner = own_keeper.OwnKeeper(str(tmp_path / "kvpool.sock"), LONG_S, fault_of_user=lambda *_: "")
+        wait_until(lambda: _takes(owner), "it listens")
+        _give(owner, arena=b"x" * 5000)
+        owner.close()
+        with pytest.raises(KeeperFault, match=f"belongs to user {OTHER}: `kvpoolctl flush --all`"):
+            OwnKeeper(str(tmp_path / "kvpool.sock"), LONG_S).take_memory()
+        with pytest.raises(KeeperFault, match=f"if that is the daemon's user, set {DAEMON_UID_VARIABLE}={OTHER}"):
+            own_keeper.drop_everything(str(tmp_path / "kvpool.sock"))  # anybody could have made its directory
+        monkeypatch.setenv(DAEMON_UID_VARIABLE, str(OTHER))
+        assert own_keeper.drop_everything(str(tmp_path / "kvpool.sock")) == 8192
+        assert has_ended(Process(child), 60.0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _takes(keeper: OwnKeeper) -> bool:
+    with contextlib.suppress(KeeperFault):
+        return keeper.take_memory() == {} and bool(keeper.pid)
+    return False
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGTERM])
+def test_its_file_goes_with_it(keepers: Keepers, tmp_path: Path, number: int) -> None:
+    keeper, path = keepers(1), f"{tmp_path}/kvpool.sock{SUFFIX}"
+    _give(keeper, arena=b"x")
+    found = process_of(keeper.pid)
+    assert os.path.lexists(path)
+    if number:
+        os.kill(found.pid, number)
+    keeper.close()
+    assert has_ended(found, 60.0)
+    assert not os.path.lexists(path)
+
+
+def test_a_file_that_another_one_has_put_there_stays(keepers: Keepers, tmp_path: Path) -> None:
+    keeper, path = keepers(1), f"{tmp_path}/kvpool.sock{SUFFIX}"
+    _give(keeper, arena=b"x")
+    found = process_of(keeper.pid)
+    os.rename(path, f"{path}.moved")
+    other = keepers()
+    _give(other, arena=b"y")
+    keeper.close()
+    assert has_ended(found, 60.0)
+    assert os.path.lexists(path)
+    other.close()
+    assert _contents(keepers()) == {"arena": b"y"}
 
 
 def test_a_file_in_its_place_is_no_keeper(keepers: Keepers, tmp_path: Path) -> None:
