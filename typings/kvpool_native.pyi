@@ -469,12 +469,20 @@ class Directory:
     def records(self, cursor: int, limit: int, end: int = 4294967295) -> PinnedRecords:
         """A page of the chunks that are stored, from a cursor on, pinned."""
 
+    class CopyRoom:
+        """Room for a copy of records: see `copy_for_child`."""
+
+        def __init__(self, max_chunks: int, places: int) -> None:
+            """
+            With pages for so many records, of so many that there may be. Any thread.
+            """
+
     def verify(self, with_shared: bool = True) -> list[str]:
         """
         One line per broken invariant. Without what clients map, which a forked child does not have.
         """
 
-    def copy_for_child(self) -> None:
+    def copy_for_child(self, room: Directory.CopyRoom | None = None) -> None:
         """
         Copies records that are kept, which a child that is forked next does not have: its `verify` looks at the copy.
         """

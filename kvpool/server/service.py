@@ -135,8 +135,7 @@ class OperatorVerbs:
     @verb(m.Check, roles=OPERATOR)
     def check(self, _request: m.Check) -> Parts[m.Report]:
         """Recount every invariant, in a child process but for what clients map."""
-        verify = partial(self._pool.verify, with_shared=False)
-        counting = asyncio.ensure_future(check_in_child(verify, copied=self._pool.copied_for_child))
+        counting = asyncio.ensure_future(self._check_in_child())
         problems = yield from self._pool.verify_shared()
         yield counting
         report = counting.result()
@@ -145,6 +144,11 @@ class OperatorVerbs:
             more = len(report["problems"]) - PROBLEMS_MAX
             report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
         return m.Report(report)
+
+    async def _check_in_child(self) -> dict[str, Any]:
+        room = await self._pool.make_copy_room()
+        verify, copied = partial(self._pool.verify, with_shared=False), partial(self._pool.copied_for_child, room)
+        return await check_in_child(verify, copied=copied)
 
     @verb(m.VerifyBytes, roles=OPERATOR)
     async def verify_bytes(self, request: m.VerifyBytes) -> Answer:

@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -32,6 +33,12 @@ class LazyArray {
   LazyArray(const LazyArray&) = delete;
   LazyArray& operator=(const LazyArray&) = delete;
 
+  // Brings the pages of the first ones into memory, as far as the kernel does: before they are all written at once.
+  void populate(uint64_t count) noexcept {
+    constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, which older libc headers lack
+    static_cast<void>(madvise(items_, std::min(count * sizeof(Item), bytes_), POPULATE_WRITE));
+  }
+  [[nodiscard]] uint64_t count() const noexcept { return bytes_ / sizeof(Item); }
   [[nodiscard]] Item& operator[](uint64_t index) noexcept { return items_[index]; }
   [[nodiscard]] const Item& operator[](uint64_t index) const noexcept { return items_[index]; }
 

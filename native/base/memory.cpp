@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <ctime>
 
 #include "base/check.h"
 
@@ -28,6 +29,16 @@
 
 namespace kvpool {
 namespace {
+
+// What 512 page faults and freeing their pages cost (measured: 1.6 ms, against 0.2 ms for a huge page), and what may be lost by trying.
+constexpr uint64_t HUGE_PAGE_NS_MAX = 1'600'000;
+constexpr uint64_t HUGE_PAGES_NS_EXTRA = 10'000'000;
+
+uint64_t thread_cpu_ns() noexcept {
+  timespec used = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<uint64_t>(used.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(used.tv_nsec);
+}
 
 constexpr int SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -169,6 +180,25 @@ bool Mapping::collapse(uint64_t offset, uint64_t length) const noexcept {
   KVPOOL_CHECK(contains(offset, length));
   KVPOOL_CHECK(offset % PAGE_BYTES == 0);
   return length != 0 && madvise(data_ + offset, length, MADV_COLLAPSE) == 0;
+}
+
+uint64_t Mapping::expect_writes(uint64_t offset, uint64_t end, HugePageBudget& budget) const noexcept {
+  KVPOOL_CHECK(writable_ && offset < end && end <= size_);
+  const uint64_t first = offset / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, next = first + HUGE_PAGE_BYTES;
+  const bool is_most = std::min(end, next) - offset > HUGE_PAGE_BYTES / 2;
+  if (is_most && next <= size_ && !budget.is_spent) {
+    const uint64_t begun_ns = thread_cpu_ns();
+    const bool has_huge = populate(first, PAGE_BYTES) == 0 && collapse(first, HUGE_PAGE_BYTES);
+    budget.used_ns += thread_cpu_ns() - begun_ns;
+    ++budget.pages;
+    budget.is_spent = !has_huge || budget.used_ns > budget.pages * HUGE_PAGE_NS_MAX + HUGE_PAGES_NS_EXTRA;
+    if (has_huge) {
+      return next;
+    }
+  }
+  const uint64_t begin = offset / PAGE_BYTES * PAGE_BYTES, last = std::min(round_up(end, PAGE_BYTES), next);
+  static_cast<void>(populate(begin, last - begin));
+  return last;
 }
 
 Stretch Mapping::next_pages(uint64_t offset) const noexcept {

@@ -19,17 +19,30 @@ namespace kvpool {
 
 class Mapping;
 
+// A stretch of a mapping, in bytes. Empty: there is none.
+struct Stretch {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// What is about to be written of a mapping.
+struct WrittenSoon {
+  const Mapping* mapping;
+  Stretch bytes;
+};
+
+// How much time huge pages may take: no more than the page faults that they are in place of.
+struct HugePageBudget {
+  uint64_t used_ns = 0;
+  uint64_t pages = 0;
+  bool is_spent = false;
+};
+
 // A mapping, or the errno of the step that failed and the step's name.
 struct MappingResult {
   std::shared_ptr<Mapping> mapping;
   int error = 0;
   const char* step = "";
-};
-
-// A stretch of a mapping, in bytes. Empty: there is none.
-struct Stretch {
-  uint64_t begin = 0;
-  uint64_t end = 0;
 };
 
 class Mapping : public std::enable_shared_from_this<Mapping> {
@@ -61,6 +74,10 @@ class Mapping : public std::enable_shared_from_this<Mapping> {
   // Asks the kernel to turn a populated range into huge pages. Returns whether it did; nothing depends on it.
   // REQUIRES: as populate.
   [[nodiscard]] bool collapse(uint64_t offset, uint64_t length) const noexcept;
+
+  // Brings the pages of the first part of a range that is about to be written into memory, as one huge page where that is quick; where
+  // the rest of it begins. Bytes stay as they are. REQUIRES: offset < end <= size().
+  [[nodiscard]] uint64_t expect_writes(uint64_t offset, uint64_t end, HugePageBudget& budget) const noexcept;
 
   // The first stretch at or behind `offset` that has pages; what lies between stretches reads as zeros, and reading it would take
   // pages for it. All the rest where the kernel does not report it.

@@ -268,6 +268,15 @@ void bind_removal(nb::class_<Directory>& directory) {
 }
 
 void bind_checks(nb::class_<Directory>& directory) {
+  nb::class_<CopyRoom>(directory, "CopyRoom", "Room for a copy of records: see `copy_for_child`.")
+      .def(
+          "__init__",
+          [](CopyRoom* self, uint32_t max_chunks, uint32_t places) {
+            new (self) CopyRoom(max_chunks);
+            const nb::gil_scoped_release released;
+            self->populate(places);
+          },
+          "max_chunks"_a, "places"_a, "With pages for so many records, of so many that there may be. Any thread.");
   directory
       .def(
           "verify",
@@ -278,7 +287,7 @@ void bind_checks(nb::class_<Directory>& directory) {
             return self.verify(with_shared);
           },
           "with_shared"_a = true, "One line per broken invariant. Without what clients map, which a forked child does not have.")
-      .def("copy_for_child", &Directory::copy_for_child,
+      .def("copy_for_child", &Directory::copy_for_child, "room"_a = nb::none(),
            "Copies records that are kept, which a child that is forked next does not have: its `verify` looks at the copy.")
       .def("forget_copy", &Directory::forget_copy, "Ends the copy of `copy_for_child`, in the parent.")
       .def(

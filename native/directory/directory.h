@@ -61,6 +61,9 @@
 
 namespace kvpool {
 
+// See ChunkRecords::copy_for_child.
+using CopyRoom = LazyArray<ChunkRecord>;
+
 class Directory {
  public:
   // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's. `records`:
@@ -206,7 +209,7 @@ class Directory {
   [[nodiscard]] const WithheldSlots& withheld() const noexcept { return withheld_; }
   size_t release_withheld(HolderId holder);
   // A forked child has nothing of kept records but the copy that was made before; it is the child's from `use_copy` on.
-  void copy_for_child() { records_.copy_for_child(); }
+  void copy_for_child(std::shared_ptr<CopyRoom> room = nullptr) { records_.copy_for_child(std::move(room)); }
   void forget_copy() noexcept { records_.forget_copy(); }
   void use_copy() noexcept { records_.use_copy(); }
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on

@@ -1,108 +1,45 @@
 // A directory that goes on with the arena of a former life. See former_life.h and directory.h.
 #include <algorithm>
-#include <compare>
-#include <numeric>
 
 #include "base/check.h"
+#include "base/pages_ahead.h"
 #include "directory/directory.h"
+#include "directory/former_order.h"
 #include "hash/sampling.h"
 
 namespace kvpool {
 namespace {
 
-constexpr uint32_t NONE = UINT32_MAX;
 // Chunks whose records and table places are asked of the memory before they are restored.
 constexpr size_t RECORDS_AHEAD = 16;
 
-// A chunk of the former life that can be taken over if what precedes it is.
-struct Candidate {
-  uint64_t used_ns;
-  uint32_t id;      // of its record then
-  uint32_t parent;  // a candidate; NONE: it is the first
-  uint32_t depth;
-  FormerRun run;
-  RecordId restored;
-  bool is_whole;  // all that precede it are candidates
-};
-
-// What candidates are sorted by, kept together.
-struct Place {
-  uint64_t age;  // the most recent has the least
-  uint32_t depth;
-  uint32_t number;
-
-  friend auto operator<=>(const Place&, const Place&) = default;
-};
-
-// By counting: depths are small numbers.
-std::vector<uint32_t> roots_first(const std::vector<Candidate>& candidates) {
-  uint32_t deepest = 0;
-  for (const Candidate& one : candidates) {
-    deepest = std::max(deepest, one.depth);
-  }
-  std::vector<uint32_t> starts(size_t{deepest} + 2);
-  for (const Candidate& one : candidates) {
-    ++starts[one.depth + 1];
-  }
-  std::partial_sum(starts.begin(), starts.end(), starts.begin());
-  std::vector<uint32_t> sorted(candidates.size());
-  for (uint32_t number = 0; number < candidates.size(); ++number) {
-    sorted[starts[candidates[number].depth]++] = number;
-  }
-  return sorted;
-}
-
-// The most recent first, ancestors before what follows them: a chunk counts as used when a descendant was. Those that are not whole are
-// left out.
-std::vector<Place> order_of(std::vector<Candidate>& candidates) {
-  const std::vector<uint32_t> sorted = roots_first(candidates);
-  for (const uint32_t number : sorted) {
-    Candidate& one = candidates[number];
-    one.is_whole = one.parent == NONE ? one.depth == 0
-                                      : candidates[one.parent].is_whole && candidates[one.parent].depth + 1 == one.depth;
-  }
-  for (auto number = sorted.rbegin(); number != sorted.rend(); ++number) {
-    const Candidate& one = candidates[*number];
-    if (one.is_whole && one.parent != NONE) {
-      candidates[one.parent].used_ns = std::max(candidates[one.parent].used_ns, one.used_ns);
-    }
-  }
-  std::vector<Place> places;
-  places.reserve(candidates.size());
-  for (const uint32_t number : sorted) {
-    if (candidates[number].is_whole) {
-      places.push_back({UINT64_MAX - candidates[number].used_ns, candidates[number].depth, number});
-    }
-  }
-  std::sort(places.begin(), places.end());
-  return places;
-}
-
-// The runs of a former life as classes here, each looked up once.
+// The runs of a former life as classes here, by the numbers of segments, each of which is looked at once.
 class FormerRuns {
  public:
-  FormerRuns(Directory& directory, const FormerLife& former) : directory_(directory), former_(former) {}
+  FormerRuns(Directory& directory, const FormerLife& former) : directory_(directory), former_(former), runs_(former.segments()) {}
 
   // Nothing where the page's run is not whole, or no class here is as it was.
-  [[nodiscard]] std::optional<FormerRun> find(PageIndex page) {
-    const auto entry = former_.run_at(page);
-    if (!entry) {
+  [[nodiscard]] std::optional<uint32_t> find(PageIndex page) {
+    const std::optional<uint32_t> segment = former_.segment_of(page);
+    if (!segment) {
       return std::nullopt;
     }
-    if (known_.segments.segments == 0 || known_.segments.first != entry->first || known_.segments.segments != entry->segments) {
-      const auto size_class = directory_.add_class(entry->chunk_bytes, entry->extents, entry->has_place_below != 0);
-      if (!size_class) {
-        return std::nullopt;
-      }
-      known_ = {{entry->first, entry->segments}, *size_class};
+    std::optional<FormerRun>& run = runs_[*segment];
+    if (!run) {
+      const auto entry = former_.run_at(*segment);
+      const auto size_class =
+          entry ? directory_.add_class(entry->chunk_bytes, entry->extents, entry->has_place_below != 0) : std::nullopt;
+      run = size_class ? FormerRun{{entry->first, entry->segments}, *size_class} : FormerRun{};
     }
-    return known_;
+    return run->segments.segments == 0 ? std::nullopt : segment;
   }
+  // REQUIRES: it was found.
+  [[nodiscard]] const FormerRun& operator[](uint32_t segment) const noexcept { return *runs_[segment]; }
 
  private:
   Directory& directory_;
   const FormerLife& former_;
-  FormerRun known_;  // the last one
+  std::vector<std::optional<FormerRun>> runs_;
 };
 
 }  // namespace
@@ -113,8 +50,10 @@ FormerCounts Directory::restore_former(const FormerLife& former, std::span<const
   last_generation_ = std::max({last_generation_, former.generations_end(), uint64_t{1}});
   records_.note_generation(last_generation_);
   FormerCounts counts;
+  const PagesAhead of_table(table_.shared().pages_for(former.entries()));
   FormerRuns runs(*this, former);
-  std::vector<Candidate> candidates;
+  std::vector<FormerCandidate> candidates;
+  candidates.reserve(std::min<uint64_t>(former.entries(), former.max_chunks()));
   std::vector<uint32_t> writers;
   std::vector<uint32_t> by_id;  // candidates; grown on demand
   const auto namespace_of = [&](const ChunkRecord& record) {
@@ -135,54 +74,57 @@ FormerCounts Directory::restore_former(const FormerLife& former, std::span<const
       ++counts.unknown;
     } else {
       const auto run = runs.find(record.page);
-      const auto slot = run ? arena_.words_in(run->size_class, run->segments, record.page) : std::nullopt;
+      const auto slot = run ? arena_.words_in(runs[*run].size_class, runs[*run].segments, record.page) : std::nullopt;
       if (!slot) {
         ++counts.damaged;
-      } else if (!former.published(record, *slot, arena_.size_class(run->size_class).extents)) {
+      } else if (!former.published(record, *slot, arena_.size_class(runs[*run].size_class).extents)) {
         ++counts.unpublished;
       } else {
-        by_id.resize(std::max<size_t>(by_id.size(), size_t{id} + 1), NONE);
+        by_id.resize(std::max<size_t>(by_id.size(), size_t{id} + 1), FormerCandidate::NONE);
         by_id[id] = static_cast<uint32_t>(candidates.size());
         // What somebody held was in use until the end.
         const uint64_t used_ns = record.holds > 0 ? latest_ns_ : std::min(record.last_access_ns, latest_ns_);
-        candidates.push_back({used_ns, id, former.seal(id).parent, record.depth, *run, RecordId(), false});
+        const uint32_t parent = former.seal(id).parent;
+        candidates.push_back({.used_ns = used_ns, .id = id, .parent = parent, .depth = record.depth, .run = *run, .slot = *slot});
       }
     }
   });
+  const PagesAhead of_records(records_.pages_for(candidates.size(), former.used_token_bytes()));
   // First of all: what is written to belongs to nobody else, whatever the records say.
   for (const uint32_t id : writers) {
     const ChunkRecord& record = former.record(id);
     const NamespaceId known = namespace_of(record);
     const auto run = runs.find(record.page);
-    const FormerChunk chunk{record, run.value_or(FormerRun{}), HolderId(former.seal(id).holder), 0, {}, {}};
+    const FormerChunk chunk{record, run ? runs[*run] : FormerRun{}, HolderId(former.seal(id).holder), 0, {}, {}};
     if (!run || namespaces_.empty() || !withhold(chunk, known.valid() ? known : NamespaceId(0), last_generation_)) {
       ++counts.damaged;
     }
   }
   counts.withheld = withheld_.count();
   counts.withheld_bytes = withheld_.bytes();
-  for (Candidate& one : candidates) {
+  for (FormerCandidate& one : candidates) {
     // A parent is sealed into what follows it with its generation: the one that is there is the right one.
-    one.parent = one.parent < by_id.size() ? by_id[one.parent] : NONE;
+    if (one.parent != FormerCandidate::NONE) {
+      one.parent = one.parent < by_id.size() ? by_id[one.parent] : FormerCandidate::NONE;
+    }
   }
-  const std::vector<Place> order = order_of(candidates);
+  const std::vector<uint32_t> order = restoring_order(candidates);
   counts.orphaned = candidates.size() - order.size();
-  const auto record_of = [&](size_t at) -> const ChunkRecord& { return former.record(candidates[order[at].number].id); };
   for (size_t at = 0; at < order.size(); ++at) {
     if (at + RECORDS_AHEAD < order.size()) {
-      former.prefetch(candidates[order[at + RECORDS_AHEAD].number].id);
-      table_.prefetch(record_of(at + RECORDS_AHEAD / 2).key);
+      former.prefetch(candidates[order[at + RECORDS_AHEAD]].id);
+      table_.prefetch(former.record(candidates[order[at + RECORDS_AHEAD / 2]].id).key);
     }
-    Candidate& one = candidates[order[at].number];
+    FormerCandidate& one = candidates[order[at]];
     const ChunkRecord& record = former.record(one.id);
-    const RecordId above = one.parent == NONE ? RecordId() : candidates[one.parent].restored;
-    if (one.parent != NONE && !above.valid()) {
+    const RecordId above = one.parent == FormerCandidate::NONE ? RecordId() : candidates[one.parent].restored;
+    if (one.parent != FormerCandidate::NONE && !above.valid()) {
       ++counts.orphaned;
       continue;
     }
-    const auto slot = arena_.words_in(one.run.size_class, one.run.segments, record.page);
-    const auto checksums = former.published(record, *slot, arena_.size_class(one.run.size_class).extents);
-    const FormerChunk chunk{record, one.run, HolderId(), one.used_ns, *checksums, former.tokens(one.id)};
+    const FormerRun& run = runs[one.run];
+    const auto checksums = former.published(record, one.slot, arena_.size_class(run.size_class).extents);
+    const FormerChunk chunk{record, run, HolderId(), one.used_ns, *checksums, former.tokens(one.id)};
     one.restored = restore_former_chunk(chunk, namespace_of(record), above);
     ++(one.restored.valid() ? counts.taken : counts.unplaced);
     counts.taken_bytes += one.restored.valid() ? chunk_bytes(records_[one.restored]) : 0;

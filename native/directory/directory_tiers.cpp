@@ -153,7 +153,7 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
 // A record of a chunk of an earlier life, without a slot; unset where there can be none.
 RecordId Directory::begin_restore(NamespaceId owner, ClassId size_class, RecordId above, const ChunkKey& key, uint64_t generation) {
   const bool is_possible = is_restorable(owner, size_class, above, key) && generation != 0 && generation < GENERATION_END;
-  if (!is_possible || records_.is_full() || table_.find(key) || !table_.has_room(key)) {
+  if (!is_possible || records_.is_full() || !table_.may_insert(key)) {
     return RecordId();
   }
   const RecordId id = records_.allocate();

@@ -41,18 +41,7 @@ FormerLife::FormerLife(std::shared_ptr<const Mapping> index, std::shared_ptr<con
   words_ = words_of(*index_, *region);
 }
 
-// Reading what was never written would take memory for it.
-void FormerLife::visit_records(const std::function<void(uint32_t)>& visit) const {
-  const Mapping& mapping = kept_.mapping();
-  const uint64_t last = PAGE_BYTES + uint64_t{max_chunks()} * sizeof(ChunkRecord);
-  for (Stretch pages = mapping.next_pages(PAGE_BYTES); pages.begin < std::min(pages.end, last); pages = mapping.next_pages(pages.end)) {
-    static_cast<void>(mapping.populate(pages.begin, pages.end - pages.begin));
-    const uint64_t end = (std::min(pages.end, last) - PAGE_BYTES) / sizeof(ChunkRecord);
-    for (uint64_t id = (pages.begin - PAGE_BYTES) / sizeof(ChunkRecord); id < end; ++id) {
-      visit(static_cast<uint32_t>(id));
-    }
-  }
-}
+uint64_t FormerLife::entries() const noexcept { return reinterpret_cast<const IndexHeader*>(index_->data())->count; }
 
 bool FormerLife::is_sealed(uint32_t id) const noexcept {
   const ChunkRecord& of = records_[id];
@@ -66,12 +55,12 @@ bool FormerLife::is_sealed(uint32_t id) const noexcept {
   return seal.crc == seal_of(of, RecordId(id), above);
 }
 
-std::optional<KeptRun> FormerLife::run_at(PageIndex page) const noexcept {
-  const uint64_t number = page.valid() ? page.value() * PAGE_BYTES / kept_.shape().segment_bytes : UINT64_MAX;
-  if (number >= kept_.shape().segments) {
-    return std::nullopt;
-  }
-  const auto segment = static_cast<uint32_t>(number);
+std::optional<uint32_t> FormerLife::segment_of(PageIndex page) const noexcept {
+  const uint64_t number = page.valid() ? page.value() / (kept_.shape().segment_bytes / PAGE_BYTES) : UINT64_MAX;
+  return number < kept_.shape().segments ? std::optional(static_cast<uint32_t>(number)) : std::nullopt;
+}
+
+std::optional<KeptRun> FormerLife::run_at(uint32_t segment) const noexcept {
   const KeptRun run = kept_.runs()[segment];
   const bool is_whole = run.crc == crc_of(run, segment) && run.segments != 0 && run.first <= segment && segment - run.first < run.segments;
   return is_whole ? std::optional(run) : std::nullopt;

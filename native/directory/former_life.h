@@ -9,8 +9,8 @@
 // Threads: any; nobody writes to either any more.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -61,18 +61,34 @@ class FormerLife {
   [[nodiscard]] static const char* why_refused(const std::shared_ptr<const Mapping>& index, const std::shared_ptr<const Mapping>& records,
                                                const DirectoryGeometry& geometry);
 
-  // Calls `visit` with every id whose record was ever used.
-  void visit_records(const std::function<void(uint32_t)>& visit) const;
+  // Calls `visit` with every id whose record was ever used. Reading what was never written would take memory for it.
+  template <typename Visit>
+  void visit_records(Visit visit) const {
+    const Mapping& mapping = kept_.mapping();
+    const uint64_t last = PAGE_BYTES + uint64_t{max_chunks()} * sizeof(ChunkRecord);
+    for (Stretch pages = mapping.next_pages(PAGE_BYTES); pages.begin < std::min(pages.end, last); pages = mapping.next_pages(pages.end)) {
+      static_cast<void>(mapping.populate(pages.begin, pages.end - pages.begin));
+      const uint64_t end = (std::min(pages.end, last) - PAGE_BYTES) / sizeof(ChunkRecord);
+      for (uint64_t id = (pages.begin - PAGE_BYTES) / sizeof(ChunkRecord); id < end; ++id) {
+        visit(static_cast<uint32_t>(id));
+      }
+    }
+  }
   [[nodiscard]] const ChunkRecord& record(uint32_t id) const noexcept { return records_[id]; }
   [[nodiscard]] RecordSeal seal(uint32_t id) const noexcept { return kept_.seals()[id]; }
   [[nodiscard]] const KeptRegion& region() const noexcept { return kept_; }
   [[nodiscard]] uint32_t max_chunks() const noexcept { return kept_.shape().max_chunks; }
+  // How many entries its index seems to have, of chunks in any tier; bytes of cells for token ids.
+  [[nodiscard]] uint64_t entries() const noexcept;
+  [[nodiscard]] uint64_t used_token_bytes() const noexcept { return kept_.used_token_bytes(); }
   [[nodiscard]] uint64_t generations_end() const noexcept { return generations_end_; }
 
   // Whether a record is what it was when it was sealed, of a chunk that can be stored.
   [[nodiscard]] bool is_sealed(uint32_t id) const noexcept;
-  // The entry of the run that a page lies in; nothing where it is not whole.
-  [[nodiscard]] std::optional<KeptRun> run_at(PageIndex page) const noexcept;
+  // The segment that a page lies in; nothing where there is none. The entry of its run; nothing where it is not whole.
+  [[nodiscard]] std::optional<uint32_t> segment_of(PageIndex page) const noexcept;
+  [[nodiscard]] std::optional<KeptRun> run_at(uint32_t segment) const noexcept;
+  [[nodiscard]] uint32_t segments() const noexcept { return kept_.shape().segments; }
   // The checksums of a chunk that was published in the slot with these numbers; nothing where it was not.
   [[nodiscard]] std::optional<std::span<const uint32_t>> published(const ChunkRecord& record, SlotNumbers slot, uint32_t extents) const noexcept;
   // The token ids that were stored with a chunk; empty where there are none, or they are not what they were.

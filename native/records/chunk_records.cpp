@@ -66,9 +66,9 @@ bool ChunkRecords::is_sealed(RecordId id) const noexcept {
   return seal.parent == record.parent.value() && seal.crc == seal_of(record, id, above);
 }
 
-void ChunkRecords::copy_for_child() {
+void ChunkRecords::copy_for_child(std::shared_ptr<LazyArray<ChunkRecord>> room) {
   if (kept_ && end_ > 0) {
-    copy_.emplace(end_);
+    copy_ = room != nullptr && room->count() >= end_ ? std::move(room) : std::make_shared<LazyArray<ChunkRecord>>(end_);
     std::memcpy(static_cast<void*>(&(*copy_)[0]), records_, end_ * sizeof(ChunkRecord));
   }
 }

@@ -179,8 +179,13 @@ class ChunkRecords {
   [[nodiscard]] KeptRun* runs() const noexcept { return kept_ ? kept_->runs() : nullptr; }
   // For what the eviction policy learns; likewise.
   [[nodiscard]] uint8_t* learned() const noexcept { return kept_ ? kept_->learned() : nullptr; }
-  // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so.
-  void copy_for_child(), forget_copy() noexcept { copy_.reset(); }
+  // Where so many will be written, with so many bytes of cells for token ids; nothing where records are not kept.
+  [[nodiscard]] std::vector<WrittenSoon> pages_for(uint64_t records, uint64_t token_bytes) const {
+    return kept_ ? kept_->pages_for(records, token_bytes) : std::vector<WrittenSoon>{};
+  }
+  // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so. `room`: for as
+  // many as there may be, with pages for those that there are; nullptr: it is made first, which takes eight times the copy's time.
+  void copy_for_child(std::shared_ptr<LazyArray<ChunkRecord>> room), forget_copy() noexcept { copy_.reset(); }
   void use_copy() noexcept;
 
   // A blank record. REQUIRES: not is_full().
@@ -212,7 +217,8 @@ class ChunkRecords {
   uint32_t alive_ = 0;
   uint32_t end_ = 0;
   const std::optional<KeptRegion> kept_;
-  std::optional<LazyArray<ChunkRecord>> own_, copy_;
+  std::optional<LazyArray<ChunkRecord>> own_;
+  std::shared_ptr<LazyArray<ChunkRecord>> copy_;
   ChunkRecord* records_;  // constructed up to `end_`
   RecordSeal* const seals_;
   uint64_t generations_end_;

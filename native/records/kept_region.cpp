@@ -71,6 +71,28 @@ void KeptRegion::format() const noexcept {
   head().version = KEPT_VERSION;
 }
 
+std::vector<WrittenSoon> KeptRegion::pages_for(uint64_t records, uint64_t token_bytes) const {
+  std::vector<WrittenSoon> pages;
+  const auto add = [&](uint64_t begin, uint64_t length) {
+    if (length > 0) {
+      pages.push_back({mapping_.get(), {begin, begin + length}});
+    }
+  };
+  add(PAGE_BYTES, records * shape_.record_bytes);
+  add(seals_offset(shape_), records * sizeof(RecordSeal));
+  add(tokens_offset(shape_), token_bytes);
+  return pages;
+}
+
+uint64_t KeptRegion::used_token_bytes() const noexcept {
+  const uint64_t begin = tokens_offset(shape_), end = begin + shape_.token_bytes;
+  uint64_t used = 0;
+  for (Stretch pages = mapping_->next_pages(begin); pages.begin < std::min(pages.end, end); pages = mapping_->next_pages(pages.end)) {
+    used += std::min(pages.end, end) - pages.begin;
+  }
+  return used;
+}
+
 uint64_t KeptRegion::generations_end() const noexcept {
   uint64_t end = 0;
   for (const GenerationMark& mark : head().marks) {

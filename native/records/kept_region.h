@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "base/memory.h"
 #include "base/types.h"
@@ -108,6 +109,11 @@ class KeptRegion {
   // No generation below this is to be given by a later life; 0 where neither mark is whole.
   [[nodiscard]] uint64_t generations_end() const noexcept;
   void set_generations_end(uint64_t end) const noexcept;
+
+  // Where the first records lie, their seals, and the first bytes of cells for token ids. REQUIRES: there are so many.
+  [[nodiscard]] std::vector<WrittenSoon> pages_for(uint64_t records, uint64_t token_bytes) const;
+  // Bytes of cells that were ever written, in whole pages.
+  [[nodiscard]] uint64_t used_token_bytes() const noexcept;
 
   [[nodiscard]] uint8_t* records() const noexcept { return mapping_->data() + PAGE_BYTES; }
   [[nodiscard]] RecordSeal* seals() const noexcept { return reinterpret_cast<RecordSeal*>(mapping_->data() + seals_offset(shape_)); }

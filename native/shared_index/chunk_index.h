@@ -57,6 +57,10 @@ class ChunkIndex {
     return table_ ? table_->look_from(home, key) : TableLook{described(map_->find(key)), true};
   }
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept { return table_ ? table_->has_room(key) : map_->has_room(); }
+  // Whether a key is absent, and `enter` would take it.
+  [[nodiscard]] bool may_insert(const ChunkKey& key) const noexcept {
+    return table_ ? table_->may_insert(key) : !map_->find(key).valid() && map_->has_room();
+  }
   // See ChunkTable. REQUIRES, without a table: the record has its key, which is absent.
   [[nodiscard]] std::optional<uint8_t> enter(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
     if (table_) {

@@ -302,6 +302,19 @@ void ChunkTable::clear_slot(uint64_t position) noexcept {
   store_release(slot.seq, seq + 2);
 }
 
+// Entries lie anywhere in the table; words lie close together where there are as many slots.
+std::vector<WrittenSoon> ChunkTable::pages_for(uint64_t count) const {
+  std::vector<WrittenSoon> pages;
+  const RegionHeader& region = header_->region[DRAM_REGION];
+  if (count > region.slots / 2) {
+    pages.push_back({mapping_.get(), {region.words_offset, region.words_offset + region.slots * sizeof(SlotWords)}});
+  }
+  if (count > shape_.table_end() / PAGE_BYTES) {
+    pages.push_back({mapping_.get(), {0, shape_.table_end()}});
+  }
+  return pages;
+}
+
 template <typename Visit>
 void ChunkTable::visit_touched(Visit visit) const {
   const uint64_t table_end = shape_.table_end();

@@ -181,6 +181,12 @@ class ChunkTable {
   // Whether insert would take the key: in reach, and below the largest load.
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept;
 
+  // The same of a key that is absent as well; false for one that is here.
+  [[nodiscard]] bool may_insert(const ChunkKey& key) const noexcept {
+    const Probe found = probe(home(key), key);
+    return !found.is_found && found.position.has_value() && count_ < shape_.max_entries();
+  }
+
   // Adds a key with tiers = 0; `slot` unset where it is in no slot. Returns false, and does nothing, where `has_room` is false.
   // REQUIRES: the key is absent; generation != 0; the slot is in a region of the first one's tier.
   [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
@@ -217,6 +223,9 @@ class ChunkTable {
   [[nodiscard]] std::optional<uint64_t> probe_length(const ChunkKey& key) const noexcept;
   [[nodiscard]] uint64_t count() const noexcept { return count_; }
   [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
+
+  // Where so many keys will be written to, with slots in the first region; nothing of parts that most of it will not be.
+  [[nodiscard]] std::vector<WrittenSoon> pages_for(uint64_t count) const;
 
   // Counted by looking at every slot: entries in no slot of the arena, and entries with one of these tiers.
   [[nodiscard]] uint64_t count_placeless() const noexcept;

@@ -116,14 +116,16 @@ def test_what_cannot_be_taken_over_is_refused_by_name() -> None:
         )
 
 
-def test_a_forked_child_recounts_a_copy_while_the_parent_goes_on() -> None:
+@pytest.mark.parametrize("places", [None, 0, 20, SIZES.max_chunks])
+def test_a_forked_child_recounts_a_copy_while_the_parent_goes_on(places: int | None) -> None:
     life = Life()
     life.make_ready()
     life.store(random.randbytes(20 * 32))
 
     @contextmanager
     def copied() -> Iterator[None]:
-        life.directory.copy_for_child()
+        room = None if places is None else kvpool_native.Directory.CopyRoom(SIZES.max_chunks, places)
+        life.directory.copy_for_child(room)
         yield
         life.directory.forget_copy()
         life.store(random.randbytes(20 * 32))  # before the child has looked
@@ -134,4 +136,13 @@ def test_a_forked_child_recounts_a_copy_while_the_parent_goes_on() -> None:
     report = asyncio.run(check_in_child(verify, copied=copied))
     assert report["problems"] == []
     assert report["pid"] != os.getpid()
+    assert life.directory.verify() == []
+
+
+def test_a_copy_takes_the_room_that_it_needs_where_it_is_given_too_little() -> None:
+    life = Life()
+    life.make_ready()
+    life.store(random.randbytes(20 * 32))
+    life.directory.copy_for_child(kvpool_native.Directory.CopyRoom(1, 1))
+    life.directory.forget_copy()
     assert life.directory.verify() == []
