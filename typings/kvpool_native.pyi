@@ -625,6 +625,9 @@ class Directory:
         The writers of a holder of a former life have ended; returns how many slots are free again.
         """
 
+    def rename_withheld(self, holder: int, instead: int) -> None:
+        """What is withheld for a holder is withheld for another one from now on."""
+
     def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ..., is_external: bool = False, are_alone: bool = False) -> Reserved:
         """
         Slots to read lower tiers' chunks into; RESERVED ones are to be

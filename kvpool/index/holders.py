@@ -29,22 +29,34 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of slots: connection `number`, of a process of `user`, whose welcome had this `proof`."""
+    """A holder of slots: connection `number`, of a process of `user`, whose welcome had this `proof`. `first` not 0: it is no
+    connection, and stands for those from that number on to its own, which wrote together."""
 
     number: int
     process: Process
     proof: bytes
     user: int
+    first: int = 0
+
+    @property
+    def is_connection(self) -> bool:
+        """Whether it stands for itself."""
+        return self.proof != bytes(PROOF_BYTES)
 
     @property
     def is_unknown(self) -> bool:
         """Whether it stands for writers that nobody can name any more."""
-        return self.proof == bytes(PROOF_BYTES)
+        return not self.is_connection and not self.first
 
 
 def unknown_holder(number: int) -> Holder:
     """What stands for writers whose names are lost. Its number is nobody's."""
     return Holder(number, Process(0), bytes(PROOF_BYTES), 0)
+
+
+def joint_holder(number: int, *, first: int) -> Holder:
+    """What stands for connections of one life that wrote together. Its number is nobody's."""
+    return Holder(number, Process(0), bytes(PROOF_BYTES), 0, first)
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process:

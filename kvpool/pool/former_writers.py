@@ -59,6 +59,10 @@ class Withholding(Protocol):
         """That holder has stopped; how many slots are free now."""
         ...
 
+    def rename_withheld(self, holder: int, instead: int) -> None:
+        """What is withheld for a holder is withheld for another one from now on."""
+        ...
+
 
 class FormerWriters:
     """See the module."""
@@ -71,7 +75,8 @@ class FormerWriters:
         forget: Callable[[int], None],
         on_room: Callable[[], None],
     ) -> None:
-        """`holders`: those of former lives; unless one is unknown, they are all there were. `forget`: called with the number of
+        """`holders`: those of former lives; unless one is unknown, they are all there were. The last one stands for what
+        connections of the life before wrote together. `forget`: called with the number of
         each that has stopped, or has nothing that matters. `on_room`: called when slots have become free, but not in here.
 
         REQUIRES: the former daemon has ended. Looks at all processes once.
@@ -83,9 +88,11 @@ class FormerWriters:
         self._next: asyncio.TimerHandle | None = None
         self._seen = 0  # of `_holders`, in the order of their numbers, up to which one the last look came
         slots.release_withheld(DAEMON)
+        if self._holders:
+            slots.rename_withheld(SEVERAL, max(self._holders))
         if not self._has_unknown:  # the connection of another one had ended
             for share in slots.withheld():
-                if share.holder not in self._holders and share.holder != SEVERAL:
+                if share.holder not in self._holders:
                     slots.release_withheld(share.holder)
         self._release(self._ended_of(self._holders.values()))
 
@@ -108,7 +115,7 @@ class FormerWriters:
         stopped = []
         for number, proof in former:
             holder = self._holders.get(number)
-            if holder is None or holder.is_unknown or (holder.process.pid, holder.user) != (pid, user):
+            if holder is None or not holder.is_connection or (holder.process.pid, holder.user) != (pid, user):
                 continue
             if hmac.compare_digest(holder.proof, proof):
                 stopped.append(holder)
@@ -127,18 +134,18 @@ class FormerWriters:
         return {
             "dram_withheld_slots": sum(share.slots for share in rows),
             "dram_withheld_bytes": sum(share.bytes for share in rows),
-            "dram_former_writers": len(self._named),
+            "dram_former_writers": len(self._connections),
             **({"dram_withheld_for": "; ".join(stays)} if stays else {}),
         }
 
     def verify(self) -> list[str]:
         """Broken invariants, and what is withheld for good, one line each."""
-        withheld, named = {share.holder for share in self._slots.withheld()}, self._named.keys()
-        if self._has_unknown and withheld <= named:
+        withheld = {share.holder for share in self._slots.withheld()}
+        if self._has_unknown and withheld <= self._connections.keys():
             return ["former writers: no slot is an unknown one's, and one is there"]
-        unknown = withheld.difference(named, {SEVERAL})
+        unknown = withheld.difference(self._holders)
         if (unknown and not self._has_unknown) or (withheld and not self._holders):
-            return [f"former writers: slots are withheld for {sorted(withheld)}, {sorted(named)} are known"]
+            return [f"former writers: slots are withheld for {sorted(withheld)}, {sorted(self._holders)} are known"]
         if self._holders and not withheld:
             return ["former writers: nothing is withheld, and holders are known"]
         slots = self._slots_of_unknown()
@@ -150,23 +157,31 @@ class FormerWriters:
         return list(self._holders.values())
 
     @property
-    def _named(self) -> dict[int, Holder]:
-        return {number: holder for number, holder in self._holders.items() if not holder.is_unknown}
+    def _connections(self) -> dict[int, Holder]:
+        return {number: holder for number, holder in self._holders.items() if holder.is_connection}
 
     @property
     def _has_unknown(self) -> bool:
         return any(holder.is_unknown for holder in self._holders.values())
 
+    def _members_of(self, joint: Holder) -> list[Holder]:
+        """The connections that a joint holder stands for, and may still write."""
+        return [holder for number, holder in self._connections.items() if joint.first <= number < joint.number]
+
     def _slots_of_unknown(self) -> int:
         """How many nobody can free any more."""
-        named = self._named if self._has_unknown else {*self._named, SEVERAL}
-        return sum(share.slots for share in self._slots.withheld() if share.holder not in named)
+        if not self._has_unknown:
+            return 0
+        return sum(share.slots for share in self._slots.withheld() if share.holder not in self._connections)
 
     def _unseen(self) -> int:
         """How many a process alone can free that cannot be seen from here."""
-        unseen = {number for number, holder in self._named.items() if not holder.process.pid}
-        if unseen and not self._has_unknown:
-            unseen.add(SEVERAL)
+        unseen = {number for number, holder in self._connections.items() if not holder.process.pid}
+        if not self._has_unknown:
+            joint = [holder for holder in self._holders.values() if holder.first]
+            unseen.update(
+                one.number for one in joint if any(member.number in unseen for member in self._members_of(one))
+            )
         return sum(share.slots for share in self._slots.withheld() if share.holder in unseen)
 
     def _look(self) -> None:
@@ -194,14 +209,20 @@ class FormerWriters:
         """Free the slots of writers that have stopped, and what they were the last to hold back; how many."""
         freed = 0
         for holder in list(stopped):
-            freed += self._slots.release_withheld(holder.number)
-            self._drop(holder.number)
-        if not self._holders:
-            freed += self._slots.release_withheld(SEVERAL)
-        withheld, named = {share.holder for share in self._slots.withheld()}, self._named.keys()
-        if withheld <= named:
-            for number in self._holders.keys() - (named if withheld else ()):
+            freed += self._free(holder)
+        if not self._has_unknown:
+            for holder in [one for one in self._holders.values() if one.first and not self._members_of(one)]:
+                freed += self._free(holder)
+        withheld = {share.holder for share in self._slots.withheld()}
+        if withheld <= self._connections.keys():
+            kept = self._connections.keys() if withheld else ()
+            for number in self._holders.keys() - kept:
                 self._drop(number)
+        return freed
+
+    def _free(self, holder: Holder) -> int:
+        freed = self._slots.release_withheld(holder.number)
+        self._drop(holder.number)
         return freed
 
     def _drop(self, number: int) -> None:

@@ -363,7 +363,11 @@ void bind_former(nb::module_& module, nb::class_<Directory>& directory) {
           "What writers of a former life may still write to, by holder.")
       .def(
           "release_withheld", [](Directory& self, uint32_t holder) { return self.release_withheld(HolderId(holder)); }, "holder"_a,
-          "The writers of a holder of a former life have ended; returns how many slots are free again.");
+          "The writers of a holder of a former life have ended; returns how many slots are free again.")
+      .def(
+          "rename_withheld",
+          [](Directory& self, uint32_t holder, uint32_t instead) { self.rename_withheld(HolderId(holder), HolderId(instead)); }, "holder"_a,
+          "instead"_a, "What is withheld for a holder is withheld for another one from now on.");
 }
 
 }  // namespace

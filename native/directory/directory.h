@@ -208,6 +208,8 @@ class Directory {
   // Such slots, by the holder whose reservation they were. That one's writers have ended: how many slots are free again.
   [[nodiscard]] const WithheldSlots& withheld() const noexcept { return withheld_; }
   size_t release_withheld(HolderId holder);
+  // What is withheld for a holder is withheld for `instead` from now on, in what a later life reads, too.
+  void rename_withheld(HolderId holder, HolderId instead);
   // A forked child has nothing of kept records but the copy that was made before; it is the child's from `use_copy` on.
   void copy_for_child(std::shared_ptr<CopyRoom> room = nullptr) { records_.copy_for_child(std::move(room)); }
   void forget_copy() noexcept { records_.forget_copy(); }

@@ -215,4 +215,11 @@ size_t Directory::release_withheld(HolderId holder) {
   return released.size();
 }
 
+void Directory::rename_withheld(HolderId holder, HolderId instead) {
+  for (const RecordId id : withheld_.take(holder)) {
+    records_.seal(id, instead);
+    withheld_.add(instead, id, chunk_bytes(records_[id]));
+  }
+}
+
 }  // namespace kvpool

@@ -13,7 +13,7 @@ from tests.faults.rigs.batches import batches
 from tests.faults.rigs.kept.former_life import withheld_slots
 from tests.faults.rigs.kept.prompts import CHAIN, HUGE
 from tests.faults.rigs.tiered import let_pass
-from tests.rigs.daemon import Daemon, spawn, wait_until
+from tests.rigs.daemon import Daemon, freeze, spawn, wait_until
 from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.payload import chunk_bytes_of, load_all, store, tokens_of
 
@@ -78,7 +78,7 @@ def _outlive(
     daemon: Daemon, end: Callable[[], object], writer: "subprocess.Popen[str]", number: int, *, is_ended: bool
 ) -> int:
     """Stop the writer, end the daemon, fill DRAM, have the writer go on or end; how many slots were withheld from others."""
-    writer.send_signal(signal.SIGSTOP)
+    freeze(writer)
     end()
     daemon.start()
     withheld = withheld_slots(daemon)

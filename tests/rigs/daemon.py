@@ -203,6 +203,17 @@ class Daemon:
 Start = Callable[..., Daemon]
 
 
+def freeze(process: "subprocess.Popen[Any]") -> None:
+    """SIGSTOP, and wait until none of its threads runs any more: until one of them has taken the signal, the others go on."""
+    process.send_signal(signal.SIGSTOP)
+
+    def is_frozen() -> bool:
+        stats = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    wait_until(is_frozen, f"process {process.pid} stands still")
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time. It looks less often as time passes: a look costs CPU."""
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S

@@ -27,7 +27,7 @@ NO_LEVEL = 0xFF
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 CONNECTION_NAME_BYTES_MAX = 128
-ENDED_MAX = 32  # connections of a process that a Hello names
+ENDED_MAX = 256  # connections of a process that a Hello names
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"

@@ -26,7 +26,7 @@ from kvpool.layouts.share import Share
 from kvpool.server.keeping.own_keeper import OwnKeeper
 from kvpool.tiers.dram.kept.book import PLACE_BYTES
 from kvpool.tiers.dram.kept.keeper import BOOK
-from tests.rigs.daemon import SMALL, spawn, wait_connected, wait_until
+from tests.rigs.daemon import SMALL, freeze, spawn, wait_connected, wait_until
 from tests.rigs.kept_daemon import KeptDaemon
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
 from tests.rigs.sets import names_of, rows_for, store_set
@@ -43,7 +43,7 @@ import sys
 import numpy as np
 import kvpool_client as kv
 from kvpool_client.copying.copies import Copies
-from tests.rigs.daemon import SMALL
+from tests.rigs.daemon import SMALL, freeze
 own_save = Copies.save
 def save_named(self, session, blocks, reserved):
     print(*reserved.offsets.tolist(), flush=True)
@@ -98,10 +98,10 @@ class UnseeingDaemon(KeptDaemon):
         wait_until(has_begun, "the next life serves")
 
 
-def _mapped_here(name: str) -> int:
-    """How many different files of this name this process has mapped."""
+def _mapped_here(name: str) -> set[str]:
+    """The numbers of the files of this name that this process has mapped."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"memfd:{name} " in line]
-    return len({fields[4] for fields in lines})
+    return {fields[4] for fields in lines}
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def _end(daemon: KeptDaemon, by: str) -> None:
 def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: KeptDaemon, lives: int, by: str) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         try:
             for _ in range(lives):
                 _end(kept, by)
@@ -207,7 +207,7 @@ def test_slots_of_a_stopped_writer_are_used_for_nothing_until_it_is_back(kept: K
 def test_a_writer_that_the_daemon_has_dropped_keeps_its_slots_in_both_lives(kept: KeptDaemon, by: str) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         with kept.admin() as admin:
             (row,) = [row for row in admin.connections()["connections"] if row["pid"] == writer.pid]
             assert admin.disconnect(row["id"])
@@ -239,7 +239,7 @@ def test_a_damaged_book_is_not_forgotten_while_somebody_that_it_named_may_write(
     with spawn(WRITER, kept.socket) as writer, kept.connect() as idle:
         offsets = _offsets_of(writer)
         wait_connected(idle)
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         kept.kill()
         _damage_holders(kept)
         for _ in range(3):
@@ -278,7 +278,7 @@ def _damage_holders(daemon: KeptDaemon) -> None:
 def test_slots_of_a_writer_that_never_comes_back_are_free_when_it_is_dead(kept: KeptDaemon) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         kept.kill()
         kept.start()
         assert _withheld(kept) == CHAIN
@@ -290,7 +290,7 @@ def test_slots_of_a_writer_that_never_comes_back_are_free_when_it_is_dead(kept: 
 def test_a_writer_that_died_with_the_daemon_withholds_nothing(kept: KeptDaemon) -> None:
     with spawn(WRITER, kept.socket) as writer:
         offsets = _offsets_of(writer)
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         kept.kill()
         writer.kill()
         writer.wait()
@@ -308,7 +308,7 @@ def test_what_ranks_save_together_is_withheld_until_the_last_of_them_is_back(kep
             rows = np.zeros((3, SIZE // 2), np.uint8)
             saves = [first.save(keys, from_=rows), second.save(keys, from_=rows)]
             _offsets_of(writer)
-            writer.send_signal(signal.SIGSTOP)
+            freeze(writer)
             kept.kill()
             kept.start()
             wait_connected(first)
@@ -326,7 +326,7 @@ def test_nobody_frees_the_slots_of_another_process(kept: KeptDaemon) -> None:
         _offsets_of(writer)
         with kept.connect() as here:
             welcome = here._link.session.welcome  # type: ignore[union-attr]
-            writer.send_signal(signal.SIGSTOP)
+            freeze(writer)
             kept.kill()
             kept.start()
             wait_connected(here)
@@ -355,14 +355,15 @@ def test_pools_that_were_closed_while_the_daemon_was_away_leave_nothing_behind(k
             assert not _withheld(kept)
 
 
-def test_a_process_keeps_nothing_of_a_former_life_mapped(kept: KeptDaemon) -> None:
+@pytest.mark.parametrize("name", ["kvpool-arena", "kvpool-index"])
+def test_a_process_keeps_nothing_of_a_former_life_mapped(kept: KeptDaemon, name: str) -> None:
+    of_others = _mapped_here(name)
     with kept.connect() as pool:
         for options in ((), ("--set=dram.capacity=2MiB",), ("--set=server.keep_memory=off",)):
             kept.kill()
             kept.start(*options)
             wait_connected(pool)
-            for name in ("kvpool-arena", "kvpool-index"):
-                wait_until(lambda: _mapped_here(name) == 1, f"the former {name} is gone: {options}")  # noqa: B023 - here
+            wait_until(lambda: len(_mapped_here(name) - of_others) == 1, "the former one is gone")
 
 
 def test_a_life_for_fewer_connections_is_kept_too(kept: KeptDaemon) -> None:
@@ -381,7 +382,7 @@ def test_an_unseen_writer_frees_its_own_slots_by_its_return_and_nobody_elses(tmp
         offsets = _offsets_of(writer)
         with daemon.admin() as admin:
             assert {row["pid"] for row in admin.connections()["connections"] if row["role"] == "engine"} == {0}
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer)
         for _ in range(2):
             daemon.kill_and_start()
             wait_until(lambda: another.connected, "another unseen client is back")

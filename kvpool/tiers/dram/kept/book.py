@@ -28,7 +28,7 @@ import msgpack
 
 import kvpool_native
 from kvpool.ids import PAGE_BYTES, PROOF_BYTES
-from kvpool.index.holders import Holder, Process, unknown_holder
+from kvpool.index.holders import Holder, Process, joint_holder, unknown_holder
 from kvpool.layout import Layout
 
 MAGIC = b"kvpbook1"
@@ -41,7 +41,7 @@ PLACES_MAX = 1 << 18  # of holders: beyond twice the connections that may be con
 _MARKS = struct.Struct("<QQ")
 _LAST = struct.Struct("<I")
 _PREFIX = struct.Struct("<II")
-_PLACE = struct.Struct(f"<IIQ{PROOF_BYTES}sI24x")
+_PLACE = struct.Struct(f"<IIQ{PROOF_BYTES}sII20x")
 _CRC = struct.Struct("<I")
 PLACE_BYTES = _PLACE.size + _CRC.size
 _LIMITS = {"max_str_len": LOG_BYTES, "max_bin_len": LOG_BYTES, "max_array_len": 1 << 16, "max_map_len": 1 << 10}
@@ -72,13 +72,15 @@ class BookContent:
 
     @property
     def writers(self) -> tuple[Holder, ...]:
-        """Whoever may be writing: `holders`, and an unknown one where places are damaged."""
-        return (*self.holders, unknown_holder(self.last_holder + 1)) if self.damaged_holders else self.holders
+        """Whoever may be writing: `holders`, an unknown one where places are damaged, and what that life's connections were
+        together, last."""
+        unknown = (unknown_holder(self.last_holder + 1),) if self.damaged_holders else ()
+        return (*self.holders, *unknown, joint_holder(self.first_unused - 1, first=self.head["first_holder"]))
 
     @property
     def first_unused(self) -> int:
         """The lowest number that was nobody's, `writers` included."""
-        return self.last_holder + 1 + (self.damaged_holders > 0)
+        return self.last_holder + 2 + (self.damaged_holders > 0)
 
 
 class Book:
@@ -97,7 +99,7 @@ class Book:
         self._free = list(range(places - 1, -1, -1))
         self._place_of: dict[int, int] = {}
         self._last_holder = last_holder
-        entry = _entry({**head, "places": places})
+        entry = _entry({**head, "places": places, "first_holder": last_holder + 1})
         if len(entry) > HEAD_BYTES_MAX:
             raise BookFull
         self._write(MAGIC + entry, 0)
@@ -121,7 +123,7 @@ class Book:
             raise BookFull
         place = self._free.pop()
         process = holder.process
-        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.proof, holder.user)
+        packed = _PLACE.pack(holder.number, process.pid, process.start, holder.proof, holder.user, holder.first)
         self._write(_sealed(packed), PAGE_BYTES + place * PLACE_BYTES)
         if holder.number > self._last_holder:
             self._last_holder = holder.number
@@ -173,9 +175,14 @@ def read_book(descriptor: int) -> BookContent:
     if is_complete != 1:
         raise BadBook("its book was never finished")
     head = next(_bodies(page[len(MAGIC) : MARKS_AT]), None)
-    places = head.get("places") if isinstance(head, dict) else None
+    places, first = (head.get("places"), head.get("first_holder")) if isinstance(head, dict) else (None, None)
     last = page[LAST_AT : LAST_AT + _LAST.size]
-    if not isinstance(places, int) or not 0 < places <= PLACES_MAX or page[LAST_AT:] != _sealed(last):
+    if (
+        not isinstance(places, int)
+        or not 0 < places <= PLACES_MAX
+        or not isinstance(first, int)
+        or page[LAST_AT:] != _sealed(last)
+    ):
         raise BadBook("the head of its book is damaged")
     assert isinstance(head, dict)
     table = os.pread(descriptor, places * PLACE_BYTES, PAGE_BYTES)
@@ -238,7 +245,7 @@ def _holders(table: bytes) -> Iterator[Holder | None]:
     """What the places have that are not free; None: a damaged one."""
     for at in range(0, len(table) - PLACE_BYTES + 1, PLACE_BYTES):
         packed = table[at : at + _PLACE.size]
-        number, pid, start, proof, user = _PLACE.unpack(packed)
+        number, pid, start, proof, user, first = _PLACE.unpack(packed)
         if table[at : at + PLACE_BYTES].count(0) != PLACE_BYTES:
             is_whole = _CRC.unpack_from(table, at + _PLACE.size)[0] == kvpool_native.crc32c(packed)
-            yield Holder(number, Process(pid, start), proof, user) if is_whole else None
+            yield Holder(number, Process(pid, start), proof, user, first) if is_whole else None

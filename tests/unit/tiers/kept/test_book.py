@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvpool.ids import PAGE_BYTES
-from kvpool.index.holders import Holder, Process, unknown_holder
+from kvpool.index.holders import Holder, Process, joint_holder, unknown_holder
 from kvpool.tiers.dram.kept import book as books
 from kvpool.tiers.dram.kept.book import PLACE_BYTES, BadBook, Book, BookFull, note_attempts, read_book
 from tests.rigs.daemon import SMALL
@@ -183,18 +183,20 @@ def test_a_damaged_place_is_an_unknown_writer_of_a_number_of_its_own(book: Book)
     book.enter_holder(_holder(3))
     book.enter_holder(_holder(9))
     book.mark_complete()
-    assert read_book(book.descriptor).first_unused == 10
+    whole = read_book(book.descriptor)
+    assert whole.writers == (*whole.holders, joint_holder(10, first=1))
+    assert whole.first_unused == 11
     for at in (PAGE_BYTES, PAGE_BYTES + PLACE_BYTES):
         os.pwrite(book.descriptor, b"\xff", at + 8)
         content = read_book(book.descriptor)
-        assert content.writers == (*content.holders, unknown_holder(10))
-        assert content.first_unused == 11
+        assert content.writers == (*content.holders, unknown_holder(10), joint_holder(11, first=1))
+        assert content.first_unused == 12
     assert content.holders == ()
     another = Book(HEAD, PLACES, content.first_unused - 1)
     for holder in content.writers:
         another.enter_holder(holder)
     another.mark_complete()
-    assert read_book(another.descriptor).writers == content.writers
+    assert set(read_book(another.descriptor).writers) == {*content.writers, joint_holder(12, first=12)}
     another.close()
 
 
