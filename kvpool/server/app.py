@@ -123,6 +123,8 @@ class App:
             raise
         finally:
             self._signals.ignore()  # where it has not come to serving; before another daemon may have the socket's place
+            if isinstance(self._keeper, OwnKeeper):
+                self._keeper.close()  # or that one would find it busy
             await listener.stop(is_clean=is_clean)
             self._signals.forget()
 

@@ -33,6 +33,8 @@ LOOK_S = 0.02
 # The variables that the process gets: they say where the interpreter's own libraries are.
 _VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 _FD_BYTES = 4
+_CREDENTIALS = struct.Struct("iII")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES) + socket.CMSG_SPACE(_CREDENTIALS.size)
 _BLOCK_BYTES = 512  # of st_blocks
 assert FILES_MAX == keeper_process.FILES_MAX
 
@@ -75,6 +77,7 @@ class OwnKeeper:
         self._busy_s = busy_s
         self._fault_of_user = fault_of_user
         self._connection: socket.socket | None = None
+        self._sender = 0  # of the last answer, by the kernel; 0: it cannot be seen from here
         self._silent: socket.socket | None = None  # a connection that was not answered as it should
         self._may_start = True
         self.pid = 0
@@ -156,8 +159,7 @@ class OwnKeeper:
     def _connect(self) -> bool:
         """Connect to the process; False where there is none. Raises KeeperFault where another one is there."""
         self.close()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(ANSWER_S)
+        connection = _new_connection()
         try:
             connection.connect(self._path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -195,22 +197,24 @@ class OwnKeeper:
         if len(answer) != 1 or not answer[0].isdecimal():
             self.close()
             raise KeeperFault(f"{self._path} is served by something else")
+        if not self._sender:
+            self.close()
+            raise KeeperFault(f"{self._path} is served by a process of another PID namespace")
         if self._keep_s is not None:
             self._ask(f"hello {int(self._keep_s)}")
-        self.pid = int(answer[0])
+        self.pid = self._sender  # its own number is that of its own namespace
 
     def _start(self) -> None:
         """Start the process. Raises KeeperFault."""
         assert self._keep_s is not None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = _new_connection()
         try:
             with listener:
                 self.remove_place()
                 listener.bind(self._path)
                 os.chmod(self._path, 0o600)
                 listener.listen(BACKLOG)
-                connection.settimeout(ANSWER_S)
                 connection.connect(self._path)  # answered as soon as the process runs
                 started = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
                     [sys.executable, "-I", "-S", keeper_process.__file__, str(int(self._keep_s))],
@@ -243,7 +247,7 @@ class OwnKeeper:
         assert self._connection is not None
         try:
             packet, ancillary, flags, _ = self._connection.recvmsg(
-                keeper_process.PACKET_BYTES, socket.CMSG_SPACE(FILES_MAX * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+                keeper_process.PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError as error:
             self.close()
@@ -251,7 +255,12 @@ class OwnKeeper:
         except OSError as error:
             self._leave_silent()
             raise KeeperFault(f"it does not answer {what}: {error.strerror or 'not in time'}") from error
-        descriptors = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        descriptors: list[int] = []
+        for _, kind, data in ancillary:
+            if kind == socket.SCM_CREDENTIALS:
+                self._sender = _CREDENTIALS.unpack(data)[0]
+            else:
+                descriptors += [fd for (fd,) in struct.iter_unpack("i", data)]
         words = packet.decode("ascii", "replace").split()
         if words[:1] != ["ok"] or flags & socket.MSG_CTRUNC:
             for one in descriptors:
@@ -264,6 +273,13 @@ class OwnKeeper:
                 raise KeeperBusy(f"it serves process {words[-1]}")
             raise KeeperFault(" ".join(words[1:]) if words[0] == "no" else "too few descriptors are left here")
         return words[1:], descriptors
+
+
+def _new_connection() -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    connection.settimeout(ANSWER_S)
+    return connection
 
 
 def drop_everything(socket_path: str) -> int | None:

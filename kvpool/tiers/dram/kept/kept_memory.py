@@ -136,6 +136,7 @@ class KeptMemory:
                 revoke_book(descriptor)  # its memory goes out of date, even if the keeper should keep it
             os.close(descriptor)
         if self._keeper is not None and self._is_forsaken:
+            log.warning("%s may have memory of an earlier life until it ends: %s", self._keeper.name, self.reason)
             self._keeper.forsake()
         self._drop([name for name in found if name not in kept])
         if self._why_ended:

@@ -15,6 +15,7 @@ import pytest
 from kvpool.index.holders import Process, has_ended, process_of
 from kvpool.ownership import DAEMON_UID_VARIABLE
 from kvpool.server.keeping import keeper_process, own_keeper
+from kvpool.server.keeping.keeper_place import why_it_may_end
 from kvpool.server.keeping.keeper_process import PACKET_BYTES
 from kvpool.server.keeping.own_keeper import SUFFIX, OwnKeeper
 from kvpool.tiers.dram.kept.keeper import FILES_MAX, KeeperFault
@@ -307,6 +308,66 @@ def test_a_file_that_another_one_has_put_there_stays(keepers: Keepers, tmp_path:
     assert os.path.lexists(path)
     other.close()
     assert _contents(keepers()) == {"arena": b"y"}
+
+
+WITHIN = """
+import os, sys
+from kvpool.server.keeping.own_keeper import OwnKeeper
+keeper = OwnKeeper(sys.argv[1], 600)
+try:
+    print(*keeper.take_memory())
+    keeper.give_memory("arena", os.memfd_create("arena"))
+    keeper.close()
+    print("given", flush=True)
+except Exception as error:
+    print(error, flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def within(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+    """A daemon's side of a keeper in a PID namespace of its own; skips where none may be made."""
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid() != 0 or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no PID namespace may be made here")
+    command = [*unshare, sys.executable, "-c", WITHIN, str(tmp_path / "kvpool.sock")]
+    with contextlib.ExitStack() as stack:
+
+        def start() -> "subprocess.Popen[str]":
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return stack.enter_context(process)
+
+        yield start
+
+
+def test_a_keeper_in_a_container_is_known_by_its_number_here(
+    keepers: Keepers, within: Callable[[], "subprocess.Popen[str]"]
+) -> None:
+    process = within()
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["\n", "given\n"]
+    keeper = keepers()
+    assert set(_contents(keeper)) == {"arena"}
+    assert Path(f"/proc/{keeper.pid}/comm").read_text() == "kvpool-keeper\n"
+    assert why_it_may_end(keeper.pid) == "it is in a container, by its pid namespace"
+    keeper.close()
+
+
+def test_a_keeper_outside_of_the_container_is_nobodys_there(
+    keepers: Keepers, within: Callable[[], "subprocess.Popen[str]"]
+) -> None:
+    keeper = keepers()
+    _give(keeper, arena=b"x")
+    assert keeper.pid
+    assert Path(f"/proc/{keeper.pid}/comm").read_text() == "kvpool-keeper\n"
+    keeper.close()
+    process = within()
+    assert process.stdout is not None
+    assert "is served by a process of another PID namespace" in process.stdout.readline()
+    assert set(_contents(keepers())) == {"arena"}
 
 
 def test_a_file_in_its_place_is_no_keeper(keepers: Keepers, tmp_path: Path) -> None:
