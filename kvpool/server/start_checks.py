@@ -110,7 +110,7 @@ def lacks_that_degrade(config: Config) -> Iterator[str]:
         if free_huge_bytes() < needed:
             yield f"dram.huge_pages is hugetlb, and {free_huge_bytes()} bytes of {needed} are reserved and free"
     if not is_running(config) and (reason := _kept_memory(config).why_dropped):
-        yield f"a start drops the memory that a keeper has, and dram begins empty: {reason}"
+        yield f"a start would leave or drop the memory that a keeper has, and dram would begin empty: {reason}"
     yield from filter(None, [*(plan.examine() for plan in plan_tiers(config).all), config.store.lack, config.peer.lack])
 
 

@@ -185,7 +185,8 @@ class ChunkRecords {
   }
   // A forked child has none of a kept region. What the records are now is copied for it, and is its own once it says so. `room`: for as
   // many as there may be, with pages for those that there are; nullptr: it is made first, which takes eight times the copy's time.
-  void copy_for_child(std::shared_ptr<LazyArray<ChunkRecord>> room), forget_copy() noexcept { copy_.reset(); }
+  void copy_for_child(std::shared_ptr<LazyArray<ChunkRecord>> room);
+  void forget_copy() noexcept { copy_.reset(); }
   void use_copy() noexcept;
 
   // A blank record. REQUIRES: not is_full().

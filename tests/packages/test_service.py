@@ -96,7 +96,7 @@ def test_dram_outlives_kills_and_restarts_and_a_stop_writes_it_down(
     try_round_trip(booted)
     saved = _chunks(booted, "dram")
     assert saved > 1
-    assert (info(booted)["dram_kept_by"], _dram_began(booted)) == ("systemd", "empty: nothing is kept")
+    assert (info(booted)["dram_kept_by"], _dram_began(booted)) == ("systemd", "empty: nothing was kept")
     assert _unit(booted, "NFileDescriptorStore") == "5"
 
     booted.run_script("systemctl kill --signal=SIGKILL kvpoold")
@@ -122,7 +122,7 @@ def test_dram_outlives_kills_and_restarts_and_a_stop_writes_it_down(
     booted.run_script("systemctl stop kvpoold")
     assert "0 left in memory with systemd, durable: yes" in booted.run_script("journalctl --no-pager -u kvpoold")
     booted.run_script("systemctl start kvpoold")
-    assert _dram_began(booted) == "empty: nothing is kept"
+    assert _dram_began(booted) == "empty: nothing was kept"
     _await(booted, "kvpoolctl stats ssd | grep -qx ssd.state:ok")
     assert _chunks(booted, "ssd") >= saved - PROBES
 
@@ -139,7 +139,7 @@ def test_a_keeper_of_a_unit_without_a_store_would_end_with_it(booted: Machine, b
     assert info(booted)["dram_kept_by"].startswith("kvpool-keeper (process ")
     booted.run_script("systemctl kill --signal=SIGKILL --kill-who=main kvpoold")
     _await(booted, '[ "$(systemctl show kvpoold --property=NRestarts,ActiveState --value | xargs)" = "1 active" ]')
-    assert _dram_began(booted) == "empty: nothing is kept"
+    assert _dram_began(booted) == "empty: nothing was kept"
 
 
 def test_a_second_instance_is_set_up_as_the_page_says(booted: Machine, built: Callable[[str], Path]) -> None:

@@ -72,7 +72,7 @@ def terms_of(config: Config, geometry: kvpool_native.DirectoryGeometry, domain_t
         "dram.capacity": config.dram.capacity,
         "dram.segment": geometry.segment_bytes,
         "dram.max_chunks": geometry.max_chunks,
-        "the size of the index": geometry.index_bytes,
+        "the size of the index, by the capacity of lower tiers,": geometry.index_bytes,
         "dram.huge_pages": config.dram.huge_pages,
         "dram.numa": config.dram.numa,
     }
@@ -94,7 +94,7 @@ def find_former(found: Table[str, int], terms: Terms, geometry: kvpool_native.Di
     """The former memory among descriptors by name, which stay the caller's. Changes nothing. Raises ColdStart, or OSError where
     this process has no room to map it."""
     if not found:
-        raise ColdStart("nothing is kept")
+        raise ColdStart("nothing was kept")
     number, book = _last_whole(found)
     _check_terms(book.head.get("terms"), terms)
     if book.attempts >= ATTEMPTS_MAX:

@@ -101,7 +101,7 @@ class KeptMemory:
             self.former = find_former(self._found, self._terms, geometry)
         except KeeperFault as error:
             self._is_forsaken = True
-            self.reason = str(error)
+            self.reason = f"{self._keeper.name}: {error}"
         except ColdStart as error:
             self.reason = str(error)
         if self.former is not None:
@@ -136,13 +136,14 @@ class KeptMemory:
                 revoke_book(descriptor)  # its memory goes out of date, even if the keeper should keep it
             os.close(descriptor)
         if self._keeper is not None and self._is_forsaken:
-            log.warning("%s may have memory of an earlier life until it ends: %s", self._keeper.name, self.reason)
+            log.warning("memory of an earlier life may be taken until its keeper ends: %s", self.reason)
             self._keeper.forsake()
         self._drop([name for name in found if name not in kept])
         if self._why_ended:
             self._keeper, self.why_unkept = None, self._why_ended
         if self.reason:
-            log.info("dram begins empty: %s", self.reason)
+            is_lost = bool(found) and self.former is None
+            log.log(logging.WARNING if is_lost else logging.INFO, "dram begins empty: %s", self.reason)
 
     def begin_takeover(self) -> None:
         """Count this life among those that may die of what they take over, from now to the end of `hand_over`."""
@@ -301,7 +302,7 @@ class KeptMemory:
             "dram_kept_by": kept_by,
             "dram_kept_for_s": round(kept_for_s, 3),
             "dram_life": self.life,
-            "dram_began": f"from {self._taken}" if self._taken else f"empty: {self.reason or 'nothing is kept'}",
+            "dram_began": f"from {self._taken}" if self._taken else f"empty: {self.reason or 'nothing was kept'}",
         }
 
     def _names_of(self, life: int) -> list[str]:

@@ -105,7 +105,7 @@ def flush(
     """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where there is no such
     model, and where a restart may bring some back (`durable` with --json), because the SSD tier is not open or could not write
     it down. With --all and without a daemon, a keeper process drops the memory that it has for the next one (`kept_bytes` with
-    --json).
+    --json), and it fails all the same: what is on disk stays until a daemon runs and is asked again.
 
     With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
     could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
@@ -128,8 +128,8 @@ def flush(
     what += f" in tier {tier}" if tier else ""
     if not yes and not _is_confirmed(f"Drop {what} at {options.socket_path}?"):
         fail("nothing was dropped", EXIT_FAILURE)
-    if is_all and not tier and _has_dropped_kept(options):
-        return
+    if is_all and not tier:
+        _drop_kept(options)
     with options.connect() as connection:
         if model is not None:
             require_model(connection, model)
@@ -143,21 +143,21 @@ def flush(
         fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)
 
 
-def _has_dropped_kept(options: Options) -> bool:
-    """Whether there is no daemon, and a keeper process that has dropped what it had."""
+def _drop_kept(options: Options) -> None:
+    """Where there is no daemon, have a keeper process drop what it has, and fail: a disk was not looked at."""
     try:
         kept_bytes = None if is_served(options.socket_path) else drop_everything(options.socket_path)
     except OSError:  # it is no socket, or nobody says who is there: what connects finds out
-        return False
+        return
     except KeeperFault as error:
         fail(f"no daemon runs, and the memory that is kept for the next one cannot be dropped: {error}", EXIT_FAILURE)
     if kept_bytes is None:
-        return False
+        return
     if options.is_json:
-        print_json({"kept_bytes": kept_bytes})
+        print_json({"kept_bytes": kept_bytes, "durable": False})
     else:
         print_line(f"no daemon runs; dropped {format_size(kept_bytes)} of memory that was kept for the next one")
-    return True
+    fail("what an SSD tier or a store has is there still: flush again when a daemon runs", EXIT_FAILURE)
 
 
 def _is_confirmed(question: str) -> bool:
