@@ -59,7 +59,7 @@ def test_everything_runs_under_the_unit(booted: Machine, built: Callable[[str], 
     _await(booted, "kvpoolctl peers 2>/dev/null | grep -q following")
     try_round_trip(booted)
     shown = info(booted)
-    assert (shown["health"], shown["hbm_state"]) == ("ready", "ok")
+    assert (shown["health"], shown["problems"], shown["hbm_state"]) == ("ready", "", "ok")
     try_round_trip(booted, OTHER)
     booted.run_script(f"kvpoolctl --socket {OTHER} stats peer | grep '^peer.links.ready:1$'")
 
