@@ -371,8 +371,8 @@ class Session:
             raise ProtocolError(f"epoch has {len(self.welcome.epoch)} bytes, expected {EPOCH_BYTES}")
         fds = self._connection.fds
         has_remote, has_life = self.welcome.remote_bytes > 0, self.welcome.life > 0
-        if len(fds) != 2 + has_remote + has_life:
-            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected {2 + has_remote + has_life}")
+        if len(fds) != self.welcome.descriptors:
+            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected {self.welcome.descriptors}")
         try:
             is_writable = not self.welcome.staging_bytes
             arena = SharedArena.of(fds[0], self.welcome.arena_bytes, is_writable=is_writable, former=former)

@@ -78,6 +78,11 @@ class Welcome:
     life: int = 0
     proof: bytes = b""
 
+    @property
+    def descriptors(self) -> int:
+        """How many an engine gets with it."""
+        return 2 + (self.remote_bytes > 0) + (self.life > 0)
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class Failure:

@@ -117,7 +117,10 @@ class Probe:
         connection = BlockingConnection(self._path, hello, STEP_TIMEOUT_S)
         welcome = connection.welcome
         try:
-            _require(len(connection.fds) in (2, 3), f"the welcome came with {len(connection.fds)} descriptors")
+            came = len(connection.fds)
+            _require(
+                came == welcome.descriptors, f"the welcome came with {came} descriptors, not {welcome.descriptors}"
+            )
             is_staged = welcome.staging_bytes > 0
             arena = kvpool_native.Mapping.attach(connection.fds[0], welcome.arena_bytes, writable=not is_staged)
             index = kvpool_native.Mapping.attach(connection.fds[1], welcome.index_bytes, writable=False)

@@ -15,7 +15,10 @@ from kvpool.server.health import probe as probe_module
 from kvpool.server.health.probe import PROBE_LAYOUT, Probe, ProbeFailed
 from kvpool.states import SaveState
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
+from tests.rigs.kept_daemon import KeptDaemon
+from tests.rigs.nodes.two_daemons import options_of
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.runs.ports import free_port
 
 
 @pytest.fixture
@@ -37,6 +40,18 @@ def make_probe(discarded: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Itera
     yield make
     for probe in made:
         probe.close()
+
+
+@pytest.mark.parametrize("among", ["alone", "nodes"])
+def test_a_probe_reads_whatever_comes_with_a_welcome(
+    tmp_path: Path, make_probe: Callable[[Daemon], Probe], among: str
+) -> None:
+    options = options_of("here", free_port()) if among == "nodes" else {}
+    with KeptDaemon(tmp_path, **options) as daemon:
+        probe = make_probe(daemon)
+        probe.run()
+        probe.run()
+        assert daemon.stats()["saved_chunks"] == 2
 
 
 def _leases_held(daemon: Daemon) -> int:
