@@ -252,7 +252,9 @@ class App:
             "stopped by signal: %d chunks written down, %d %s, durable: %s, drained in %.2f s",
             written["chunks"],
             written["left"],
-            f"left in memory with {pool.kept.keeper_name}" if pool.kept.is_kept else "dropped with the DRAM tier",
+            f"left in memory alone, with {pool.kept.keeper_name}"
+            if pool.kept.is_kept
+            else "dropped with the DRAM tier",
             "yes" if written["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
@@ -262,7 +264,7 @@ class App:
         if stop == "demote":
             return "server.stop is demote"
         if stop == "keep" and kept.is_kept:
-            return ""
+            return self._keeper.why_unfound if isinstance(self._keeper, OwnKeeper) else ""
         return kept.why_it_may_end(is_restart=self._is_restart)
 
     @property

@@ -109,7 +109,7 @@ def test_dram_outlives_kills_and_restarts_and_a_stop_writes_it_down(
     assert _dram_began(booted).startswith("from life 2: ")
     assert _chunks(booted, "dram") >= saved - PROBES
     booted.run_script("kvpoolctl check")
-    assert "left in memory with systemd" in booted.run_script("journalctl --no-pager -u kvpoold")
+    assert "left in memory alone, with systemd" in booted.run_script("journalctl --no-pager -u kvpoold")
     assert _unit(booted, "NFileDescriptorStore") == "5"
 
     # By hand it is one, too: the unit begins again by itself, and nothing counts as a failure.
@@ -120,7 +120,7 @@ def test_dram_outlives_kills_and_restarts_and_a_stop_writes_it_down(
     assert "Failed with result" not in booted.run_script("journalctl --no-pager -u kvpoold | grep -v signal")
 
     booted.run_script("systemctl stop kvpoold")
-    assert "0 left in memory with systemd, durable: yes" in booted.run_script("journalctl --no-pager -u kvpoold")
+    assert "0 left in memory alone, with systemd, durable: yes" in booted.run_script("journalctl --no-pager -u kvpoold")
     booted.run_script("systemctl start kvpoold")
     assert _dram_began(booted) == "empty: nothing was kept"
     _await(booted, "kvpoolctl stats ssd | grep -qx ssd.state:ok")

@@ -14,6 +14,7 @@ set. Whether it stops or restarts it says by the signal (RestartKillSignal=).
 Control thread only. A call waits READ_S at most for the manager to read what it was sent.
 """
 
+import itertools
 import os
 import select
 from collections.abc import Collection, Mapping, MutableMapping
@@ -47,7 +48,14 @@ class DescriptorStore:
         """Whether it really has room for FILES_MAX. One that does not say so in time is believed if it has given something
         back."""
         count = FILES_MAX - len(self._passed.keys() - {PROBE})
-        pipes = [os.pipe() for _ in range(count)]
+        pipes: list[tuple[int, int]] = []
+        try:
+            while len(pipes) < count:
+                pipes.append(os.pipe())
+        except OSError:  # no descriptors are left, and it would need as many
+            for end in itertools.chain.from_iterable(pipes):
+                os.close(end)
+            return False
         self._manager.remove_stored(PROBE)  # of a life that ended in here
         is_sent = self._manager.store(PROBE, *(its_end for _, its_end in pipes))
         poll = select.poll()

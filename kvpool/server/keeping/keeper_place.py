@@ -29,7 +29,8 @@ def why_it_may_end(pid: int, proc: Path = PROC) -> str:
                 return f"it is in a container, by its {kind} namespace"
         groups, own = _groups_of(keeper), _groups_of(proc / "self")
         for hierarchy, group in groups.items():
-            common = os.path.commonpath((group, own[hierarchy]))
+            is_above = set(group.strip("/").split("/")) == {".."}  # all that the daemon is shown is in it
+            common = group if is_above else os.path.commonpath((group, own[hierarchy]))
             if common != "/":
                 return f"it is in the control group {common}, as the daemon is"
     except (OSError, KeyError, ValueError):

@@ -80,6 +80,7 @@ class OwnKeeper:
         self._sender = 0  # of the last answer, by the kernel; 0: it cannot be seen from here
         self._silent: socket.socket | None = None  # a connection that was not answered as it should
         self._may_start = True
+        self._place: tuple[int, int] | None = None  # of its socket's file, when it was connected to
         self.pid = 0
 
     def __repr__(self) -> str:
@@ -93,7 +94,13 @@ class OwnKeeper:
     def why_it_may_end(self, *, is_restart: bool) -> str:
         """See `Keeper`."""
         del is_restart
-        return why_it_may_end(self.pid)
+        return self.why_unfound or why_it_may_end(self.pid)
+
+    @property
+    def why_unfound(self) -> str:
+        """Why the next daemon would not find it, as a clause; empty where it would."""
+        is_there = self._place is not None and self._place == _place_of(self._path)
+        return "" if is_there else f"its socket {self._path} has gone, or is another one's"
 
     def take_memory(self) -> dict[str, int]:
         """See `Keeper`."""
@@ -202,6 +209,7 @@ class OwnKeeper:
             raise KeeperFault(f"{self._path} is served by a process of another PID namespace")
         if self._keep_s is not None:
             self._ask(f"hello {int(self._keep_s)}")
+        self._place = _place_of(self._path)
         self.pid = self._sender  # its own number is that of its own namespace
 
     def _start(self) -> None:
@@ -273,6 +281,14 @@ class OwnKeeper:
                 raise KeeperBusy(f"it serves process {words[-1]}")
             raise KeeperFault(" ".join(words[1:]) if words[0] == "no" else "too few descriptors are left here")
         return words[1:], descriptors
+
+
+def _place_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _new_connection() -> socket.socket:

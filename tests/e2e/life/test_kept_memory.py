@@ -148,7 +148,7 @@ def test_a_stop_leaves_the_memory_and_writes_nothing(start_kept: StartKept, tmp_
         daemon.signal(number)
         assert daemon.process is not None
         assert daemon.process.wait(60) == 0
-        assert f"0 chunks written down, {CHAINS * CHAIN} left in memory with kvpool-keeper" in daemon.log()
+        assert f"0 chunks written down, {CHAINS * CHAIN} left in memory alone, with kvpool-keeper" in daemon.log()
         daemon.start()
         daemon.wait_open()
         assert daemon.stats()["ssd.chunks"] == 0
@@ -166,7 +166,7 @@ def test_a_stop_in_a_container_writes_down_what_its_end_would_lose(tmp_path: Pat
         assert daemon.process is not None
         assert daemon.process.wait(60) == 0
         assert "may not outlive this stop with it: it is in a container, by its pid namespace" in daemon.log()
-        assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory with kvpool-keeper" in daemon.log()
+        assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory alone, with kvpool-keeper" in daemon.log()
         daemon.start()
         daemon.wait_open()
         assert daemon.began() == "empty: nothing was kept"
@@ -209,6 +209,20 @@ def test_a_stop_that_demotes_frees_the_memory(start_kept: StartKept, tmp_path: P
     daemon.wait_open()
     assert daemon.began() == "empty: nothing was kept"
     assert daemon.stats()["ssd.chunks"] == CHAINS * CHAIN
+    assert _found(daemon) == CHAINS * CHAIN
+
+
+@pytest.mark.parametrize("stop", ["keep", "auto"])
+def test_a_keeper_whose_socket_was_removed_is_left_nothing(start_kept: StartKept, tmp_path: Path, stop: str) -> None:
+    daemon = start_kept(**_ssd(tmp_path), **{"server.stop": stop})
+    daemon.wait_open()
+    _fill(daemon)
+    os.unlink(daemon.socket + SUFFIX)
+    assert daemon.stop() == 0
+    assert "a lower tier gets what dram alone has: " in daemon.log()
+    assert f"{CHAINS * CHAIN} chunks written down" in daemon.log()
+    daemon.start()
+    daemon.wait_open()
     assert _found(daemon) == CHAINS * CHAIN
 
 
@@ -393,7 +407,7 @@ def test_a_service_manager_with_a_store_keeps_it_over_kills_and_restarts(stored:
         assert stored.info()["dram_kept_by"] == "systemd"
         _assert_all_in_dram(stored)
         assert stored.stats()["ssd.chunks"] == 0
-    assert f"0 chunks written down, {CHAINS * CHAIN} left in memory with systemd" in stored.log()
+    assert f"0 chunks written down, {CHAINS * CHAIN} left in memory alone, with systemd" in stored.log()
 
 
 def test_a_stop_that_its_store_does_not_outlive_writes_everything_down(stored: StoredDaemon) -> None:
@@ -404,7 +418,7 @@ def test_a_stop_that_its_store_does_not_outlive_writes_everything_down(stored: S
         "a lower tier gets what dram alone has: systemd may not outlive this stop with it: it is no restart"
         in stored.log()
     )
-    assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory with systemd, durable: yes" in stored.log()
+    assert f"{CHAINS * CHAIN} chunks written down, 0 left in memory alone, with systemd, durable: yes" in stored.log()
     stored.manager.forget()
     stored.start()
     stored.wait_open()

@@ -57,6 +57,8 @@ def test_what_has_no_group_but_the_root_in_common_goes_on(tmp_path: Path, keeper
         ),
         ("0::/slurm/job_1/step_0/task_0", "0::/slurm/job_1/step_0/task_1", "/slurm/job_1/step_0"),
         ("0::/docker/4f2a", "0::/docker/4f2a", "/docker/4f2a"),
+        ("0::/..", "0::/inner", "/.."),  # the keeper is where the daemon's namespace of groups has its root, or above
+        ("0::/../..", "0::/inner", "/../.."),
         # One hierarchy of several is enough.
         ("4:memory:/ 3:freezer:/job 1:name=systemd:/", "4:memory:/ 3:freezer:/job 1:name=systemd:/", "/job"),
     ],
