@@ -196,24 +196,26 @@ class Pool:
         self._tiering.reconfigure(config)
 
     async def start(self) -> None:
-        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background.
+        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background. The arena
+        of a former life is used as it is: to wait for its pages would evict chunks beside room.
 
         The tiers begin to open when the caller next waits: reading a catalogue must not delay the socket.
         """
         self.journal.watch(asyncio.get_running_loop())
-        self._begin_life()
-        if self._config.dram.prefault:
-            await self._begin_prefault()
-        else:
+        is_former = self._begin_life()
+        if is_former or not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
+        if self._config.dram.prefault:
+            await self._begin_prefault()
         self._tiering.start()
 
-    def _begin_life(self) -> None:
-        """Take over what a former life has left, and have this one's memory kept. Nothing of the arena changes before."""
+    def _begin_life(self) -> bool:
+        """Take over what a former life has left, and have this one's memory kept; whether there was one. Nothing of the arena
+        changes before."""
         former, records = self.kept.former, self._dram.records
         if self.life_page is None or records is None:
-            return
+            return False
         files = LifeFiles(self._dram.arena, self.life_page, self._dram.index, records)
         known = 0 if former is None else len(former.book.writers)
         self.kept.begin_life(self.epoch, files, HOLDERS_FOR_EACH * self._config.server.max_connections + known)
@@ -230,6 +232,7 @@ class Pool:
             self._priority_expiry.look()
         self.kept.hand_over()
         self.life_page.begin_life(self.kept.life)
+        return former is not None
 
     def _make_former_writers(self, holders: Iterable[Holder]) -> FormerWriters:
         return FormerWriters(self._directory, holders, forget=self.forget_holder, on_room=self._note_room)

@@ -13,6 +13,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.ids import PROOF_BYTES, ConnectionId
 from kvpool.index.holders import Process
 from kvpool.keys import DOMAIN_TAG_BYTES
+from kvpool.pool import pool as pools
 from kvpool.states import Level
 from kvpool.tiers.dram.kept import former, kept_memory
 from kvpool.tiers.dram.kept.book import BookFull
@@ -103,6 +104,41 @@ def test_the_next_life_has_every_chunk_and_can_store_more(keeper: MemoryKeeper) 
         assert f"from life {number - 1}: " in _began(life)
         assert life.pool.info()["dram_kept_by"] == "memory"
         assert life.pool.life == number
+
+
+class _NoPrefault:
+    """Segments beyond the first one get their pages later than this test looks."""
+
+    is_working = True
+    failure = ""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def stop(self) -> None:
+        """See `Prefault`."""
+
+
+def test_nothing_is_evicted_for_want_of_segments_that_have_their_pages_since_the_life_before(
+    keeper: MemoryKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fill(life: TieredPool) -> None:
+        for chain in range(12):
+            await life.save([key_of(100 + chain, number) for number in range(10)])
+        await life.flush()
+        assert await life.save(CHAIN) == len(CHAIN)
+
+    async def store_more(life: TieredPool) -> None:
+        assert await life.save(OTHER) == len(OTHER)
+        for chain in range(3):
+            keys = [key_of(200 + chain, number) for number in range(10)]
+            assert await life.save(keys) == len(keys)
+        assert life.pool._directory.stats()["evicted_chunks"] == 0
+        await _has_both(life)
+
+    _run(_life(keeper), fill)
+    monkeypatch.setattr(pools, "Prefault", _NoPrefault)
+    _run(_life(keeper, "dram.prefault=true"), store_more)
 
 
 def test_what_was_flushed_or_evicted_does_not_come_back(keeper: MemoryKeeper) -> None:
