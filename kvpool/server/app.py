@@ -243,7 +243,7 @@ class App:
             daemon.supervision.go_on_draining()
             await asyncio.wait([writing], timeout=EXTEND_EVERY_S)
         written = writing.result()
-        if server.stop == "demote":
+        if server.stop == "demote" or self._why_unfound:
             pool.kept.drop()
         elif not why_written and self._is_restart and isinstance(self._keeper, DescriptorStore):
             self.exit_code = EXIT_RESTART
@@ -264,8 +264,13 @@ class App:
         if stop == "demote":
             return "server.stop is demote"
         if stop == "keep" and kept.is_kept:
-            return self._keeper.why_unfound if isinstance(self._keeper, OwnKeeper) else ""
+            return self._why_unfound
         return kept.why_it_may_end(is_restart=self._is_restart)
+
+    @property
+    def _why_unfound(self) -> str:
+        """Why the next daemon would not find the keeper; empty where it would, or there is none."""
+        return self._keeper.why_unfound if isinstance(self._keeper, OwnKeeper) and self._keeper.pid else ""
 
     @property
     def _is_restart(self) -> bool:

@@ -217,8 +217,10 @@ def test_a_keeper_whose_socket_was_removed_is_left_nothing(start_kept: StartKept
     daemon = start_kept(**_ssd(tmp_path), **{"server.stop": stop})
     daemon.wait_open()
     _fill(daemon)
+    keeper = daemon.keeper_of_running
     os.unlink(daemon.socket + SUFFIX)
     assert daemon.stop() == 0
+    daemon.wait_keeper_ended(keeper)
     assert "a lower tier gets what dram alone has: " in daemon.log()
     assert f"{CHAINS * CHAIN} chunks written down" in daemon.log()
     daemon.start()
